@@ -1,0 +1,3 @@
+from gptcli.cli.main import entry
+
+entry()

@@ -1,0 +1,219 @@
+"""The commands: each parses, calls one function, and shows the report that comes back."""
+
+from typing import Annotated, Literal
+
+import typer
+
+from gptcli.cli.options import ModelOptions, OutputOptions, RunOptions, TextOptions, command
+from gptcli.cli.text import read_ids
+from gptcli.errors import GptcliError
+
+Text = Annotated[
+    list[str] | None, typer.Argument(metavar="[TEXT]...", help="Words, joined by spaces; - reads standard input.")
+]
+Source = Annotated[str | None, typer.Argument(metavar="[MODEL]", help="As for --model.")]
+Words = Annotated[
+    list[str] | None, typer.Option("--token", metavar="WORD", help="Add a row for this token (repeatable).")
+]
+
+
+def _asked(model, words: list[str] | None) -> tuple[str, ...]:
+    """The words given by --token, and the ones that the config presets."""
+    preset = model.config.show if model.config else ()
+    return (*preset, *(words or ()))
+
+
+def _run(model, options: RunOptions, ids: list[list[int]]):
+    from gptcli.run import Run
+
+    return Run(model, ids, options.dtype, options.device, options.threads)
+
+
+def _count(ids: list[list[int]]) -> int:
+    return sum(map(len, ids))
+
+
+@command
+def forward(
+    given: ModelOptions,
+    how: RunOptions,
+    read: TextOptions,
+    out: OutputOptions,
+    text: Text = None,
+    k: Annotated[int, typer.Option("--top-k", "-k", min=1, help="Next tokens to list.")] = 5,
+    token: Words = None,
+    stages: Annotated[bool, typer.Option("--stages", help="Open every layer's inner stages.")] = False,
+) -> None:
+    """Run a forward pass: the shapes on the way, and the next token.
+
+    gptcli forward "Cats sit on"
+
+    gptcli forward -m ./gpt2 "The cat sat on the" -o logits.safetensors
+    """
+    from gptcli.report.forward import forward_report
+
+    out.check(".safetensors", ".npy")
+    model = given.open()
+    ids = read_ids(model, text, read.ids, read.batch)
+    run = _run(model, how, ids)
+    report, logits = forward_report(run, k, _asked(model, token), stages)
+    for path in out.output or ():
+        if path.suffix != ".json":
+            from gptcli.render.files import write_logits
+
+            write_logits(path, logits, run.inputs("all").ids)
+    out.show(report, model.notes, run.seconds, _count(ids))
+
+
+@command
+def topk(
+    given: ModelOptions,
+    how: RunOptions,
+    read: TextOptions,
+    out: OutputOptions,
+    text: Text = None,
+    k: Annotated[int, typer.Option("--top-k", "-k", min=1, help="How many.")] = 10,
+    token: Words = None,
+    position: Annotated[str, typer.Option(help="After this position, from 0; -1 is the last; all.")] = "-1",
+    temperature: Annotated[float, typer.Option(help="Divides the logits before the softmax.")] = 1.0,
+) -> None:
+    """Rank the next tokens.
+
+    gptcli topk "Cats sit on" --token chairs
+
+    gptcli topk -m ./gpt2 -k 3 --position all "The cat sat on the"
+    """
+    from gptcli.report.topk import topk_report
+
+    out.check()
+    model = given.open()
+    ids = read_ids(model, text, read.ids, read.batch)
+    run = _run(model, how, ids)
+    report = topk_report(run, k, _asked(model, token), position, temperature)
+    out.show(report, model.notes, run.seconds, _count(ids))
+
+
+@command
+def score(given: ModelOptions, how: RunOptions, read: TextOptions, out: OutputOptions, text: Text = None) -> None:
+    """Score a text's own tokens: log-probability, rank, surprisal, perplexity.
+
+    gptcli score "Cats sit on mats"
+    """
+    from gptcli.report.score import score_report
+
+    out.check()
+    model = given.open()
+    ids = read_ids(model, text, read.ids, read.batch)
+    run = _run(model, how, ids)
+    out.show(score_report(run), model.notes, run.seconds, _count(ids))
+
+
+@command
+def trace(
+    given: ModelOptions,
+    how: RunOptions,
+    read: TextOptions,
+    out: OutputOptions,
+    text: Text = None,
+    layer: Annotated[str, typer.Option(help="1 … N; L0 … counts from 0; -1 is the last; all.")] = "1",
+    head: Annotated[str, typer.Option(help="0 … H-1; -1 is the last; all.")] = "0",
+    position: Annotated[str, typer.Option(help="The query, from 0; -1 is the last; all.")] = "-1",
+    at: Annotated[
+        str | None, typer.Option("--at", metavar="PATH|L0H0", help="One activation; or a head, both from 0.")
+    ] = None,
+    list_: Annotated[bool, typer.Option("--list", help="Every activation's name and shape.")] = False,
+) -> None:
+    """Show every number inside one head of one layer, and prove it.
+
+    gptcli trace --layer 1 --head 0
+
+    gptcli trace "Cats sit on" --at layers.0.attn.pattern
+    """
+    from gptcli.report import trace as walk
+
+    out.check()
+    model = given.open()
+    ids = read_ids(model, text, read.ids, read.batch)
+    run = _run(model, how, ids)
+    if list_:
+        out.show(walk.points_report(run), model.notes)
+        return
+    of_head = walk.at_head(at) if at else None
+    if at and not of_head:
+        report = walk.activation_report(run, at)
+    else:
+        layer, head = of_head or (layer, head)
+        layers, heads = walk.layers_of(layer, model.spec), walk.heads_of(head, model.spec)
+        report = walk.trace_report(run, layers, heads, position)
+    out.show(report, model.notes, run.seconds, _count(ids))
+
+
+@command
+def params(
+    given: ModelOptions,
+    out: OutputOptions,
+    source: Source = None,
+    by: Annotated[Literal["component", "layer", "tensor"], typer.Option(help="What a row is.")] = "component",
+    dtype: Annotated[str, typer.Option(help="The type whose bytes are shown; auto is as stored.")] = "auto",
+) -> None:
+    """Count parameters and bytes.
+
+    gptcli params gpt2-small
+
+    gptcli params --config llama3-8b --by tensor --dtype bf16
+    """
+    from gptcli.report.params import params_report
+
+    out.check()
+    model = given.open(source)
+    out.show(params_report(model, by, dtype, out.full), model.notes)
+
+
+@command
+def tokens(
+    given: ModelOptions,
+    read: TextOptions,
+    out: OutputOptions,
+    text: Text = None,
+    decode: Annotated[bool, typer.Option("--decode", help="Print the text that --ids stand for.")] = False,
+) -> None:
+    """Turn a text into ids, and ids into text.
+
+    gptcli tokens -m ./gpt2 "The cat sat on the"
+
+    gptcli tokens --ids 12,45,78
+    """
+    from gptcli.report.listing import tokens_report
+
+    out.check()
+    model = given.open()
+    ids = read_ids(model, text, read.ids, read.batch)
+    out.show(tokens_report(model, ids), model.notes)
+
+
+@command
+def config(given: ModelOptions, out: OutputOptions, source: Source = None) -> None:
+    """Print a model's config as YAML, to edit.
+
+    gptcli config cats > mine.yaml && gptcli forward -c mine.yaml
+    """
+    from gptcli.report.listing import config_report
+
+    out.check()
+    model = given.open(source)
+    out.show(config_report(model), model.notes)
+
+
+@command
+def list_(out: OutputOptions) -> None:
+    """List the configs and samples that ship."""
+    from gptcli.report.listing import list_report
+
+    out.check()
+    out.show(list_report())
+
+
+@command
+def generate(words: Annotated[list[str] | None, typer.Argument()] = None) -> None:
+    """Not what gptcli does."""
+    raise GptcliError("gptcli does not generate text", "`gptcli topk TEXT` ranks the next tokens")

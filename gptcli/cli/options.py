@@ -1,0 +1,185 @@
+"""Options that several commands share, declared once, and the decorator that puts them into a command's signature."""
+
+import inspect
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_type_hints
+
+import typer
+
+from gptcli.errors import GptcliError
+from gptcli.report import Report
+from gptcli.source import Model, open_model
+
+
+@dataclass
+class ModelOptions:
+    """Which model."""
+
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model", "-m", metavar="SOURCE", envvar="GPTCLI_MODEL", show_envvar=True,
+            help="A directory, a file, a shipped sample or a shipped config.", rich_help_panel="Model",
+        ),
+    ] = None  # fmt: skip
+    config: Annotated[
+        str | None,
+        typer.Option(
+            "--config", "-c", metavar="FILE|NAME",
+            help="An architecture; alone: random weights. Beside -m: describes lone weights.", rich_help_panel="Model",
+        ),
+    ] = None  # fmt: skip
+    seed: Annotated[int, typer.Option(help="Seed of random weights.", min=0, rich_help_panel="Model")] = 0
+    offline: Annotated[bool, typer.Option("--offline", help="Never touch the network.", rich_help_panel="Model")] = (
+        False
+    )
+
+    def open(self, positional: str | None = None) -> Model:
+        """The model named by an option, by the argument of a command that takes no text, or by GPTCLI_MODEL."""
+        context = typer_context()
+        from_environment = context is not None and _came_from_environment(context, "model")
+        if positional is not None:
+            if self.model is not None and not from_environment:
+                raise GptcliError(f"two models: {positional} and -m {self.model}", "name one")
+            return open_model(positional, self.config, self.seed, self.offline)
+        if from_environment and self.config is not None:
+            return open_model(None, self.config, self.seed, self.offline)
+        return open_model(self.model or None, self.config, self.seed, self.offline)
+
+
+def typer_context() -> Any:
+    """The running command's context, whichever parser this Typer brings."""
+    try:
+        from typer._click.globals import get_current_context
+    except ImportError:
+        from click import get_current_context
+    return get_current_context(silent=True)
+
+
+def _came_from_environment(context: Any, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "ENVIRONMENT"
+
+
+@dataclass
+class RunOptions:
+    """How it runs."""
+
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps.", rich_help_panel="Run")] = "auto"
+    dtype: Annotated[
+        str, typer.Option(help="auto (as stored), f32, bf16, f16, f64, or the long names.", rich_help_panel="Run")
+    ] = "auto"
+    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads.", rich_help_panel="Run")] = None
+
+
+@dataclass
+class TextOptions:
+    """What it reads."""
+
+    ids: Annotated[
+        str | None,
+        typer.Option("--ids", metavar="IDS", help="12,45,78 or [[12, 45, 78]] or @FILE.", rich_help_panel="Text"),
+    ] = None
+    batch: Annotated[
+        bool, typer.Option("--batch", help="Each argument, or each line of `-`, is a text.", rich_help_panel="Text")
+    ] = False
+
+
+@dataclass
+class OutputOptions:
+    """What comes out."""
+
+    json: Annotated[bool, typer.Option("--json", help="One JSON object.", rich_help_panel="Output")] = False
+    output: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--output", "-o", metavar="FILE", help="Write a file; its suffix decides.", rich_help_panel="Output"
+        ),
+    ] = None
+    force: Annotated[bool, typer.Option("--force", help="Write over a file.", rich_help_panel="Output")] = False
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="The verdict or the values alone.", rich_help_panel="Output")
+    ] = False
+    digits: Annotated[int, typer.Option(min=0, max=17, help="Decimals.", rich_help_panel="Output")] = 4
+    full: Annotated[bool, typer.Option("--full", help="Every number.", rich_help_panel="Output")] = False
+    color: Annotated[Literal["auto", "always", "never"], typer.Option(help="Colour.", rich_help_panel="Output")] = (
+        "auto"
+    )
+
+    def check(self, *suffixes: str) -> None:
+        """Refuses outputs that this command can't write, before it runs. Every command writes `.json`."""
+        if self.output:
+            from gptcli.render.files import check_outputs
+
+            check_outputs(self.output, (*suffixes, ".json"), self.force)
+
+    def show(self, report: Report, notes: Sequence[str] = (), seconds: float | None = None, tokens: int = 0) -> None:
+        """Prints the report to standard output, notes and time to standard error, and sets the exit status."""
+        for path in self.output or ():
+            if path.suffix == ".json":
+                from gptcli.render.files import write_report
+
+                write_report(path, report)
+        for note in notes:
+            say(f"note: {note}")
+        if self.json:
+            from gptcli.render.plain import to_json
+
+            print(to_json(report))
+        elif self.quiet:
+            from gptcli.render.screen import printable
+            from gptcli.render.terminal import verdict
+
+            print(printable(verdict(report), sys.stdout.encoding))
+        else:
+            from gptcli.render.screen import Screen
+            from gptcli.render.terminal import draw
+
+            screen = Screen(sys.stdout, self.color, self.digits, self.full)
+            draw(report, screen)
+            screen.show()
+        for finding in report.findings:
+            say(f"finding {finding.code}: {finding.message}")
+        if seconds and not self.quiet:
+            rate = f"{tokens / seconds:,.0f} tokens/s"
+            say(f"{seconds * 1000:,.1f} ms · {tokens:,} token{'s' * (tokens != 1)} · {rate}")
+        if report.status != "ok":
+            raise typer.Exit(1)
+
+
+def say(text: str) -> None:
+    """A line for the person, on standard error."""
+    from gptcli.render.screen import printable
+
+    sys.stdout.flush()
+    print(printable(text, sys.stderr.encoding), file=sys.stderr)
+
+
+def command(function: Callable) -> Callable:
+    """Spreads a command's parameters of the classes above into options of its own, and gathers their values again."""
+    groups: dict[str, type] = {}
+    parameters = []
+    for parameter in inspect.signature(function, eval_str=True).parameters.values():
+        if is_dataclass(parameter.annotation):
+            groups[parameter.name] = parameter.annotation
+            hints = get_type_hints(parameter.annotation, include_extras=True)
+            parameters += [_parameter(f.name, hints[f.name], f.default) for f in fields(parameter.annotation)]
+        else:
+            parameters.append(_parameter(parameter.name, parameter.annotation, parameter.default))
+
+    def run(**values: Any) -> None:
+        given = {n: group(**{f.name: values.pop(f.name) for f in fields(group)}) for n, group in groups.items()}
+        function(**values, **given)
+
+    run.__name__, run.__doc__ = function.__name__, function.__doc__
+    run.__signature__ = inspect.Signature(parameters)
+    run.__annotations__ = {p.name: p.annotation for p in parameters}
+    return run
+
+
+def _parameter(name: str, hint: Any, default: Any) -> inspect.Parameter:
+    default = inspect.Parameter.empty if default is MISSING else default
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint)

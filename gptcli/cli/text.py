@@ -1,0 +1,100 @@
+"""What a person gives to read: words on the command line, standard input, or ids."""
+
+import json
+import os
+import select
+import stat
+import sys
+from pathlib import Path
+
+from gptcli import shipped
+from gptcli.errors import GptcliError
+from gptcli.source import Model
+
+
+def read_ids(model: Model, words: list[str] | None, ids: str | None, batch: bool) -> list[list[int]]:
+    """The ids to feed, one list a text. Raises GptcliError where nothing was given, or twice, or not understood."""
+    words = words or []
+    if ids is not None:
+        if words:
+            raise GptcliError("a text and --ids", "give one of them")
+        return parse_ids(ids)
+    if words:
+        _refuse_a_model(words[0])
+        texts = _texts(words, batch)
+    elif _unread_input():
+        raise GptcliError("standard input holds a text, but nothing said to read it", "write - in the text's place")
+    elif model.config is not None and model.config.prompt is not None:
+        texts = [model.config.prompt]
+    else:
+        raise GptcliError("no text and no --ids", 'give a text, such as "The cat sat on the"')
+    encoded = [model.tokenizer.encode(text) for text in texts]
+    for text, found in enumerate(encoded):
+        if not found:
+            which = f"text {text} is empty" if len(encoded) > 1 else "the text is empty"
+            raise GptcliError(which, "give a text of at least one token", "empty")
+    return encoded
+
+
+def _texts(words: list[str], batch: bool) -> list[str]:
+    if words == ["-"]:
+        try:
+            text = sys.stdin.buffer.read().decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise GptcliError(f"standard input is not UTF-8 (byte {error.start})", "give UTF-8 text") from None
+        text = text.removesuffix("\n").removesuffix("\r")
+        return text.splitlines() if batch else [text]
+    return words if batch else [" ".join(words)]
+
+
+def _refuse_a_model(word: str) -> None:
+    """A path or a shipped config where a text belongs is a slip."""
+    path = Path(word)
+    is_path = path.exists() and (os.sep in word or path.suffix in (".yaml", ".safetensors") or path.is_dir())
+    if is_path or word.removesuffix(".yaml") in shipped.configs().keys() - {"cats"}:
+        flag = "-c" if word.endswith(".yaml") else "-m"
+        raise GptcliError(f"{word!r} is a model, not a text", f"use {flag} {word}")
+
+
+def _unread_input() -> bool:
+    """Is text waiting on standard input? A terminal, /dev/null and an idle pipe hold none."""
+    try:
+        mode = os.fstat(sys.stdin.fileno())
+        if stat.S_ISREG(mode.st_mode):
+            return mode.st_size > os.lseek(sys.stdin.fileno(), 0, os.SEEK_CUR)
+        if not stat.S_ISFIFO(mode.st_mode):
+            return False
+        waiting = bool(select.select([sys.stdin], [], [], 0)[0])
+        return waiting and bool(sys.stdin.buffer.peek(1))
+    except (OSError, ValueError, AttributeError):
+        return False
+
+
+def parse_ids(given: str) -> list[list[int]]:
+    """`12,45,78`, `[[12, 45, 78]]` or `@file` of either, as one list a text. Raises GptcliError."""
+    if given.startswith("@"):
+        try:
+            text = Path(given[1:]).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            reason = getattr(error, "strerror", None) or "not UTF-8 text"
+            raise GptcliError(f"--ids {given}: {reason}", "give a readable file of ids", "file") from None
+    else:
+        text = given
+    text = text.strip()
+    wanted = "give ids such as 12,45,78 or [[12, 45, 78]]"
+    try:
+        if text.startswith("["):
+            found = json.loads(text)
+        else:
+            found = [int(part) for part in text.replace(",", " ").split()]
+    except (ValueError, RecursionError):
+        raise GptcliError(f"--ids {given}: not ids", wanted, "ids") from None
+    if found and all(isinstance(row, list) for row in found):
+        rows = found
+    else:
+        rows = [found]
+    if not all(row and all(type(id_) is int and abs(id_) < 2**63 for id_ in row) for row in rows):
+        empty = not found or [] in rows
+        reason = "an empty text holds no token to run" if empty else "not whole numbers"
+        raise GptcliError(f"--ids {given}: {reason}", wanted, "empty" if empty else "ids")
+    return rows

@@ -1,0 +1,1 @@
+"""The maths: the only folder that imports torch at module level."""

@@ -1,0 +1,107 @@
+"""The forward pass, from token ids to next-token logits: pure functions of (inputs, weights, spec, probe).
+
+B texts, T positions, C hidden size, V vocabulary. A layer is two lines: r = x + attention(norm(x)) and
+y = r + mlp(norm(r)).
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from gptcli.errors import GptcliError
+from gptcli.model.attention import Sight, attention
+from gptcli.model.ops import embed, head, mlp, norm, rotary
+from gptcli.model.weights import Weights
+from gptcli.spec import NoMLP, Spec
+from gptcli.trace import SILENT, Silent
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """A request. ids [B, T]; mask [B, T]: True for a token, False for the padding left of it (None: no padding).
+
+    rows: the positions whose logits are wanted, `all` or only the `last`. source: what an encoder reads; segments:
+    segment ids [B, T].
+    """
+
+    ids: Tensor
+    mask: Tensor | None = None
+    source: "Inputs | None" = None
+    segments: Tensor | None = None
+    rows: Literal["last", "all"] = "all"
+
+    @property
+    def positions(self) -> Tensor:
+        """Each token's position among its text's tokens, from 0: [1, T], or [B, T] with padding (which stands at 0)."""
+        if self.mask is None:
+            return torch.arange(self.ids.shape[1], device=self.ids.device)[None]
+        return (self.mask.long().cumsum(-1) - 1).clamp(min=0)
+
+
+def check(inputs: Inputs, spec: Spec) -> None:
+    """Refuses inputs that this architecture can't take. Raises GptcliError."""
+    ids = inputs.ids
+    if inputs.source is not None or inputs.segments is not None:
+        what = "a source text" if inputs.source is not None else "segments"
+        raise GptcliError(f"{what} given to a decoder-only model", "leave it out", "inputs")
+    if ids.numel() == 0:
+        raise GptcliError("an empty text holds no token to run", "give a text of at least one token", "empty")
+    low, high = int(ids.min()), int(ids.max())
+    if low < 0 or high >= spec.vocab_size:
+        bad = low if low < 0 else high
+        raise GptcliError(
+            f"id {bad} is outside the vocabulary", f"ids run from 0 to {spec.vocab_size - 1}", "vocabulary"
+        )
+    longest = int(inputs.positions.max()) + 1
+    if longest > spec.context_length:
+        raise GptcliError(
+            f"{longest:,} tokens are more than the context of {spec.context_length:,}", "shorten the text", "context"
+        )
+    if inputs.mask is not None and not (inputs.mask[:, -1].all() and (inputs.mask[:, 1:] >= inputs.mask[:, :-1]).all()):
+        raise GptcliError("padding stands right of a token", "pad on the left", "inputs")
+
+
+def forward(inputs: Inputs, weights: Weights, spec: Spec, probe: Silent = SILENT) -> Tensor:
+    """Logits [B, T, V], or [B, 1, V] for rows=last: float32, float64 in float64. Raises GptcliError on bad inputs.
+
+    For rows=last, only the last position goes through the last layer's queries, output and MLP, and through the head.
+    """
+    check(inputs, spec)
+    positions, everyone = inputs.positions, slice(None)
+    x = probe("embed", embed(inputs.ids, positions, weights, spec))  # [B, T] → [B, T, C]
+    sight = Sight.of(spec.attention, positions, inputs.mask)
+    rotation = rotary(spec, positions, x.dtype)
+    for i in range(spec.n_layers):
+        rows = slice(-1, None) if inputs.rows == "last" and i == spec.n_layers - 1 else everyone
+        x = layer(x, rows, sight, rotation, weights.at(f"layers.{i}"), spec, probe.at(f"layers.{i}"))
+    if spec.norm.final:
+        x = probe("final_norm", norm(x, weights, "final_norm", spec))
+    return probe("logits", head(x, weights))  # [B, T, C] → [B, T, V]
+
+
+def layer(
+    x: Tensor,
+    rows: slice,
+    sight: Sight,
+    rotation: tuple[Tensor, Tensor] | None,
+    w: Weights,
+    spec: Spec,
+    probe: Silent,
+) -> Tensor:
+    """r = x + attention(norm(x)); y = r + mlp(norm(r)). x [B, T, C] → [B, rows of T, C]."""
+    x = probe("resid_pre", x)
+    h = placed(x, "pre", "attn_norm", w, spec, probe)
+    turns = rotation and (tuple(table[:, :, rows] for table in rotation), rotation)
+    out = attention(h[:, rows], h, sight.at(rows), turns, w.at("attn"), spec, probe.at("attn"))
+    r = probe("resid_mid", placed(x[:, rows] + probe("attn_out", out), "post", "attn_norm", w, spec, probe))
+    if isinstance(spec.mlp, NoMLP):
+        return probe("resid_post", r)
+    out = mlp(placed(r, "pre", "mlp_norm", w, spec, probe), w.at("mlp"), spec.mlp, probe.at("mlp"))
+    return probe("resid_post", placed(r + probe("mlp_out", out), "post", "mlp_norm", w, spec, probe))
+
+
+def placed(x: Tensor, here: str, name: str, w: Weights, spec: Spec, probe: Silent) -> Tensor:
+    """x normed where this architecture places its norms (`pre` a sublayer, `post` its sum); x itself elsewhere."""
+    return probe(name, norm(x, w, name, spec)) if spec.norm.placement == here else x

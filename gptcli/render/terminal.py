@@ -1,0 +1,400 @@
+"""Each report as a person reads it in a terminal."""
+
+from functools import singledispatch
+from itertools import groupby
+
+from gptcli.render.screen import Screen, exact
+from gptcli.report import ModelFacts, Report
+from gptcli.report.forward import ForwardReport
+from gptcli.report.listing import ConfigReport, ListReport, TokensReport
+from gptcli.report.params import ParamsReport
+from gptcli.report.score import ScoreReport
+from gptcli.report.topk import Candidate, Next, TopkReport
+from gptcli.report.trace import ActivationReport, KeyStep, PointsReport, Step, TraceReport, Walk
+from gptcli.tokens import Token
+
+BAR = 12  # columns of the longest bar
+KEYS = 16  # keys that a walk lists without --full
+
+
+@singledispatch
+def draw(report: Report, screen: Screen) -> None:
+    """Prints a report to the screen."""
+    raise TypeError(f"no rendering for {type(report).__name__}")
+
+
+@singledispatch
+def verdict(report: Report) -> str:
+    """What `-q` prints of a report: the verdict or the values alone."""
+    return report.status
+
+
+def title(screen: Screen, model: ModelFacts) -> None:
+    hand_written = ", hand-written weights" if model.weights == "hand-written" else ""
+    said: list = [(model.name, "bold"), f" ({model.source}{hand_written})"]
+    if model.seed is not None:
+        said += [" ", (f"RANDOM WEIGHTS (seed {model.seed})", "bold yellow")]
+    screen.line(*said, f" · {exact(model.parameters)} parameters · {model.dtype} · {model.device}")
+
+
+def fed(screen: Screen, tokens: list[list[Token]]) -> None:
+    """The ids as they went in, with their positions."""
+    for text, ids in enumerate(tokens):
+        parts: list = ["tokens" if len(tokens) == 1 else f"text {text}"]
+        shown = list(enumerate(ids))
+        cut = len(shown) > 24 and not screen.full
+        for position, token in shown[:12] + shown[-12:] if cut else shown:
+            if cut and position == len(ids) - 12:
+                parts.append(("  …", "dim"))
+            parts += [(f"  {position} ", "dim"), (token.token, "cyan"), " " if token.token else "", str(token.id)]
+        screen.line(*parts)
+
+
+@draw.register
+def _(report: ForwardReport, screen: Screen) -> None:
+    title(screen, report.model)
+    fed(screen, report.tokens)
+    last = report.tokens[0][-1]
+    of_text = " of text 0" if len(report.tokens) > 1 else ""
+    rows = []
+    for stage in report.stages:
+        shape = f"[{','.join(map(str, stage.shape))}]"
+        numbers = ("", "", "")
+        if stage.mean is not None:
+            numbers = (screen.number(stage.mean), screen.number(stage.std), screen.number(stage.max_abs))
+        rows.append([stage.name, f"[{','.join(stage.axes)}]", shape, *numbers])
+    used = sum(max(len(row[i]) for row in rows) + 1 for i in range(6))
+    room = max((screen.width or 0) - used, 4 * (screen.digits + 4))
+    for row, stage in zip(rows, report.stages):
+        row.append(_last(stage, screen, room))
+    label = f"last token{of_text} ({last.token or last.id})"
+    screen.table(rows, ("stage", "shape", "", "mean", "std", "max", label), right=(3, 4, 5), gap=1)
+    for found in report.next:
+        if len(report.next) > 1:
+            screen.line((f"text {found.text}, next token:", "dim"))
+        next_table(screen, found)
+
+
+def _last(stage, screen: Screen, room: int) -> str:
+    if stage.path == "logits":
+        return "next token:"
+    return screen.vector(stage.last, room, aligned=False) if stage.mean is not None else str(stage.last[0])
+
+
+@verdict.register
+def _(report: ForwardReport) -> str:
+    return "\n".join(_best(found) for found in report.next)
+
+
+def _best(found: Next) -> str:
+    return "\n".join(f"{one.id}\t{one.token}" for one in found.top[:1])
+
+
+def next_table(screen: Screen, found: Next) -> None:
+    """Candidates by rank, ids that tie in one row. A bar's length is the probability beside the best one's."""
+    best = max((one.prob for one in found.top), default=0.0)
+    rows = [_candidate(group, best, screen) for group in _ties(found.top)]
+    screen.table(rows, ("rank", "id", "token", "logit", "prob", "log-prob"), right=(0, 1, 3, 4, 5))
+
+
+def _ties(top: list[Candidate]) -> list[Candidate]:
+    """One candidate for every tie: the ones asked for by name, else the first in the order of ids."""
+    kept = []
+    for _, group in groupby(top, key=lambda one: one.tie or one.rank):
+        group = list(group)
+        kept += [one for one in group if one.asked] or group[:1]
+    return kept
+
+
+def _candidate(one: Candidate, best: float, screen: Screen) -> list:
+    rank = f"{one.tie[0]}–{one.tie[1]}" if one.tie else str(one.rank)
+    bar = "█" * round(BAR * one.prob / best) if best > 0 else ""
+    ties = f" {one.tie[1] - one.tie[0] + 1} ids tie" if one.tie else ""
+    return [
+        rank,
+        str(one.id),
+        (one.token, "cyan"),
+        screen.number(one.logit),
+        screen.number(one.prob),
+        screen.number(one.logprob),
+        (bar + ties, "green"),
+    ]
+
+
+@draw.register
+def _(report: TopkReport, screen: Screen) -> None:
+    title(screen, report.model)
+    fed(screen, report.tokens)
+    for found in report.next:
+        token = report.tokens[found.text][found.position]
+        text = f"text {found.text}, " if len(report.tokens) > 1 else ""
+        heat = f", temperature {report.temperature:g}" if report.temperature != 1 else ""
+        screen.line(
+            (f"{text}after position {found.position} ", "dim"), (token.token or str(token.id), "cyan"), (heat, "dim")
+        )
+        next_table(screen, found)
+
+
+@verdict.register
+def _(report: TopkReport) -> str:
+    return "\n".join(f"{one.id}\t{one.token}" for found in report.next for one in found.top)
+
+
+@draw.register
+def _(report: ScoreReport, screen: Screen) -> None:
+    title(screen, report.model)
+    for number, text in enumerate(report.texts):
+        if len(report.texts) > 1:
+            screen.line((f"text {number}", "dim"))
+        rows = [
+            [
+                str(one.position),
+                str(one.id),
+                (one.token, "cyan"),
+                screen.number(one.logprob) if one.rank else "–",
+                f"{one.rank:,}" if one.rank else "–",
+                screen.number(one.bits) if one.rank else "nothing precedes it",
+            ]
+            for one in text.tokens
+        ]
+        screen.table(rows, ("position", "id", "token", "log-prob", "rank", "bits"), right=(0, 1, 3, 4, 5))
+        said = f"sum {screen.number(text.sum)} · mean {screen.number(text.mean)} · {screen.number(text.bits)} bits"
+        screen.line(f"{text.scored} scored: {said} · perplexity {screen.number(text.perplexity)}")
+
+
+@verdict.register
+def _(report: ScoreReport) -> str:
+    return "\n".join(f"{text.sum!r}" for text in report.texts)
+
+
+@draw.register
+def _(report: ParamsReport, screen: Screen) -> None:
+    screen.line((report.model.name, "bold"), f" ({report.model.source})")
+    totals = report.parameters
+    biggest = max(row.bytes for row in report.rows)
+    unit, size = ("GiB", 2**30) if biggest >= 10 * 2**30 else ("MiB", 2**20)
+    shapes = report.by == "tensor"
+    rows = []
+    for row in report.rows:
+        times = f" × {row.times}" if shapes and row.times > 1 else ""
+        name = (
+            "  " * row.indent + row.name + times + (f" → {row.tied_to.rsplit('.', 1)[0]} (tied)" if row.tied_to else "")
+        )
+        shape = [f"[{', '.join(row.axes)}] {row.shape}"] if shapes else []
+        each = f"{row.each:,}" if row.times > 1 else ""
+        figures = ["", ""] if row.tied_to else [f"{100 * row.share:.2f} %", f"{row.bytes / size:,.2f}"]
+        rows.append([(name, "dim" if row.tied_to else ""), *shape, each, f"{row.parameters:,}", *figures])
+    pad = [""] * shapes
+    whole = sum(row.bytes for row in report.rows if not row.indent)
+    rows.append([("total", "bold"), *pad, "", (exact(totals.total), "bold"), "", f"{whole / size:,.2f}"])
+    views = (
+        ("untied: the head counted too", totals.untied, totals.total),
+        ("non-embedding: layers, final norm", totals.non_embedding, totals.total),
+        ("nanoGPT's convention: no positions", totals.nanogpt, totals.total),
+    )
+    rows += [[(name, "dim"), *pad, "", exact(figure)] for name, figure, same in views if figure != same]
+    numbers = (2, 3, 4, 5) if shapes else (1, 2, 3, 4)
+    header = [report.by, *["shape"] * shapes, "each", "parameters", "share", f"{unit} ({report.model.dtype})"]
+    _short_beside(rows, numbers[1])
+    screen.table(rows, header, right=numbers)
+    if report.buffers:
+        screen.line((f"buffers, not counted: {len(report.buffers)} ({report.buffers[0]} …)", "dim"))
+
+
+def _short_beside(rows: list[list], column: int) -> None:
+    """Pads a column of figures so that `(124.44M)` stands right of the digits instead of pushing them left."""
+    texts = [row[column] if isinstance(row[column], str) else row[column][0] for row in rows]
+    tails = [text.partition(" ")[2] for text in texts]
+    width = max(len(tail) + bool(tail) for tail in tails)
+    for row, text, tail in zip(rows, texts, tails):
+        padded = text + " " * (width - len(tail) - bool(tail))
+        row[column] = padded if isinstance(row[column], str) else (padded, row[column][1])
+
+
+@verdict.register
+def _(report: ParamsReport) -> str:
+    return str(report.parameters.total)
+
+
+@draw.register
+def _(report: TokensReport, screen: Screen) -> None:
+    screen.line((f"{report.tokenizer} · {report.size:,} tokens", "dim"))
+    for number, tokens in enumerate(report.tokens):
+        if len(report.tokens) > 1:
+            screen.line((f"text {number}", "dim"))
+        rows = [
+            [
+                str(position),
+                str(token.id),
+                (token.token, "cyan") if token.bytes is not None else ("no token has this id", "dim"),
+                " ".join(f"{byte:02x}" for byte in token.bytes or ()),
+            ]
+            for position, token in enumerate(tokens)
+        ]
+        screen.table(rows, ("position", "id", "token", "bytes"), right=(0, 1))
+
+
+@verdict.register
+def _(report: TokensReport) -> str:
+    return "\n".join(" ".join(str(token.id) for token in tokens) for tokens in report.tokens)
+
+
+@draw.register
+def _(report: ConfigReport, screen: Screen) -> None:
+    for line in report.yaml.rstrip("\n").split("\n"):
+        screen.line(line)
+
+
+@verdict.register
+def _(report: ConfigReport) -> str:
+    return report.yaml.rstrip("\n")
+
+
+@draw.register
+def _(report: ListReport, screen: Screen) -> None:
+    rows = [[(one.name, "cyan"), one.kind, exact(one.parameters), one.about] for one in report.shipped]
+    _short_beside(rows, 2)
+    screen.table(rows, ("name", "kind", "parameters", ""), right=(2,))
+
+
+@verdict.register
+def _(report: ListReport) -> str:
+    return "\n".join(one.name for one in report.shipped)
+
+
+@draw.register
+def _(report: PointsReport, screen: Screen) -> None:
+    title(screen, report.model)
+    rows = [[p.path, f"[{','.join(p.axes)}]", f"[{','.join(map(str, p.shape))}]"] for p in report.points]
+    screen.table(rows, ("activation", "shape", ""))
+
+
+@verdict.register
+def _(report: PointsReport) -> str:
+    return "\n".join(point.path for point in report.points)
+
+
+@draw.register
+def _(report: ActivationReport, screen: Screen) -> None:
+    title(screen, report.model)
+    letters = f"[{','.join(report.axes)}]"
+    figures = f"mean {screen.number(report.mean)} std {screen.number(report.std)} max {screen.number(report.max_abs)}"
+    screen.line((report.path, "bold"), f" {letters} [{','.join(map(str, report.shape))}] {figures}")
+    for text, values in enumerate(report.values):
+        heads = values if len(report.axes) == 4 else [values]
+        for head, matrix in enumerate(heads):
+            if len(report.values) > 1 or len(heads) > 1:
+                names = {"H": "head", "G": "kv head"}
+                of_head = f"{names[report.axes[1]]} {head}" if len(report.axes) == 4 else ""
+                screen.line((f"text {text} {of_head}" if len(report.values) > 1 else of_head, "dim"))
+            _matrix(screen, matrix, report.tokens[text])
+
+
+def _matrix(screen: Screen, matrix: list[list[float]], tokens: list[Token]) -> None:
+    """Rows labelled by their token; padding rows, which stand first, have none."""
+    padding = len(matrix) - len(tokens)
+    labels = [f"{i - padding} {tokens[i - padding].token}" if i >= padding else "padding" for i in range(len(matrix))]
+    width = max(map(len, labels))
+    room = None if screen.width is None else screen.width - width - 1
+    screen.table([[(label, "cyan"), screen.vector(row, room)] for label, row in zip(labels, matrix)], gap=1)
+
+
+@verdict.register
+def _(report: ActivationReport) -> str:
+    return repr(report.values)
+
+
+@draw.register
+def _(report: TraceReport, screen: Screen) -> None:
+    title(screen, report.model)
+    fed(screen, report.tokens)
+    for walk in report.walks:
+        _walk(screen, walk, report)
+    screen.line(
+        ("proof ok" if report.status == "ok" else "proof FAILED", "bold green" if report.status == "ok" else "bold red")
+    )
+    rows = [
+        [
+            ("ok", "green") if check.ok else ("FAILED", "bold red"),
+            check.claim,
+            "exactly" if check.error == 0 else f"off by {check.error:.1e}",
+            ("" if check.allowed == 0 else f"({check.allowed:.0e} allowed)", "dim"),
+        ]
+        for check in report.proof
+    ]
+    screen.table(rows)
+
+
+@verdict.register
+def _(report: TraceReport) -> str:
+    return "ok" if report.status == "ok" else "; ".join(finding.message for finding in report.findings)
+
+
+def _walk(screen: Screen, walk: Walk, report: TraceReport) -> None:
+    layer, kv = walk.layer_index, f" · kv head {walk.kv_head}" if walk.kv_head != walk.head else ""
+    screen.line(
+        (f"Layer {layer + 1} of {report.n_layers} ({walk.path}) · Head {walk.head} of {report.n_heads}", "bold"),
+        (f" = L{layer}H{walk.head}{kv} · query {walk.position} ", "bold"),
+        (f'"{walk.token}"' if walk.token else "", "bold cyan"),
+    )
+    width = max(len(step.label) for step in walk.before + walk.after)
+    for step in walk.before:
+        _step(screen, step, width)
+    _keys(screen, walk, report.scale)
+    for step in walk.after:
+        _step(screen, step, width)
+
+
+def _step(screen: Screen, step: Step, width: int) -> None:
+    """A name, its numbers, its formula; a wide vector also its size, mean and norm."""
+    room = None if screen.width is None else screen.width - width - 1
+    line = f"{step.label:<{width}} {screen.vector(step.values, room)}"
+    formula = step.formula
+    if len(step.values) > 8:
+        mean = sum(step.values) / len(step.values)
+        norm = sum(x * x for x in step.values) ** 0.5
+        formula += f"   {len(step.values)} values, mean {screen.number(mean)}, norm {screen.number(norm)}"
+    beside = screen.width is None or len(line) + 3 + len(formula) <= screen.width
+    if beside:
+        screen.line((f"{step.label:<{width}}", "cyan"), line[width:], (f"   {formula}", "dim"))
+    else:
+        screen.line((f"{step.label:<{width}}", "cyan"), line[width:])
+        screen.line((f"{'':<{width}}    {formula}", "dim"))
+
+
+def _keys(screen: Screen, walk: Walk, scale: float) -> None:
+    """One row a key, the heaviest where there are many, and their sum, which is z."""
+    short = len(walk.keys[0].k) <= 4 or screen.full
+    kept = walk.keys
+    if len(kept) > KEYS and not screen.full:
+        heaviest = sorted(kept, key=lambda key: -key.weight)[:KEYS]
+        kept = sorted(heaviest, key=lambda key: key.position)
+    rows = [_key(key, screen, short) for key in kept]
+    rest = len(walk.keys) - len(kept)
+    if rest:
+        weight = sum(key.weight for key in walk.keys) - sum(key.weight for key in kept)
+        rows.append([(f"… {rest} keys more", "dim"), "", "", "", "", (screen.number(weight), "dim"), ""])
+    z = next(step for step in walk.after if step.path.endswith(".attn.z"))
+    total = screen.number(sum(key.weight for key in walk.keys))
+    summed = screen.vector(z.values) if short else screen.number(_norm(z.values))
+    rows.append([("sum", "dim"), "", "", "", "", total, summed])
+    k = next((s.label for s in reversed(walk.before) if s.label.startswith("attn.k")), "k").removeprefix("attn.")
+    scaled = "/√D" if abs(scale * len(z.values) ** 0.5 - 1) < 1e-12 else f"·{scale:g}"
+    header = ("key", k if short else f"|{k}|", "q·k", scaled, "mask", "weight", "weight·v" if short else "|weight·v|")
+    screen.table(rows, header, right=(1, 2, 3, 4, 5, 6))
+
+
+def _key(key: KeyStep, screen: Screen, short: bool) -> list:
+    return [
+        (f"{key.position} {key.token or key.id}", "cyan"),
+        screen.vector(key.k) if short else screen.number(_norm(key.k)),
+        screen.number(key.product),
+        screen.number(key.scaled),
+        "0" if key.visible else "−∞",
+        screen.number(key.weight),
+        screen.vector(key.weighted) if short else screen.number(_norm(key.weighted)),
+    ]
+
+
+def _norm(values: list[float]) -> float:
+    return sum(x * x for x in values) ** 0.5

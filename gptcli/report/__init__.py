@@ -1,0 +1,39 @@
+"""What each command found, as plain data, and how it finds it. No rich here, and no torch at module level."""
+
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something wrong with what was looked at. code is stable; path names the place."""
+
+    code: str
+    message: str
+    path: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelFacts:
+    """Which model, and how it ran. seed is None unless the weights are random; parameters are distinct numbers."""
+
+    name: str
+    source: str
+    weights: Literal["checkpoint", "hand-written", "random"]
+    seed: int | None
+    parameters: int
+    dtype: str
+    device: str | None = None
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass(kw_only=True)
+class Report:
+    """The base of every report: JSON is its fields, whole, after `schema` and `status`."""
+
+    schema: ClassVar[str]
+    findings: list[Finding] = field(default_factory=list)
+
+    @property
+    def status(self) -> Literal["ok", "findings"]:
+        return "findings" if self.findings else "ok"

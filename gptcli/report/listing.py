@@ -1,0 +1,89 @@
+"""`tokens`, `config` and `list`: small reports that run no model."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from gptcli import count, shipped
+from gptcli.config import read_config
+from gptcli.report import Report
+from gptcli.source import Model
+from gptcli.spec import to_dict
+from gptcli.tokens import Token
+
+
+@dataclass(kw_only=True)
+class TokensReport(Report):
+    """texts: each text's tokens; text: what the ids decode to (UTF-8, bytes that are no text escaped)."""
+
+    schema = "gptcli.tokens/1"
+    tokenizer: str
+    size: int
+    tokens: list[list[Token]]
+
+
+@dataclass(kw_only=True)
+class ConfigReport(Report):
+    """yaml: the config as text to edit; spec: every value of it, defaults stated."""
+
+    schema = "gptcli.config/1"
+    name: str
+    source: str
+    yaml: str
+    spec: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Shipped:
+    name: str
+    kind: str
+    parameters: int
+    about: str
+    path: str
+
+
+@dataclass(kw_only=True)
+class ListReport(Report):
+    schema = "gptcli.list/1"
+    shipped: list[Shipped]
+
+
+def tokens_report(model: Model, ids: list[list[int]]) -> TokensReport:
+    tokenizer = model.tokenizer
+    tokens = [[Token.of(id_, tokenizer) for id_ in text] for text in ids]
+    return TokensReport(tokenizer=tokenizer.name, size=tokenizer.size, tokens=tokens)
+
+
+def config_report(model: Model) -> ConfigReport:
+    """The config file as it is written, comments and all, or a Spec that a config.json describes, written as YAML."""
+    import yaml
+
+    spec = to_dict(model.spec)
+    if model.config is not None and model.config.path is not None:
+        text = model.config.path.read_text(encoding="utf-8")
+    else:
+        text = yaml.safe_dump(spec, sort_keys=False, default_flow_style=None, allow_unicode=True, width=120)
+    return ConfigReport(name=model.spec.name, source=model.source, yaml=text, spec=spec)
+
+
+def list_report() -> ListReport:
+    """Configs and samples that ship, with what each says of itself."""
+    from gptcli.source import open_model
+
+    found = []
+    for name, path in shipped.configs().items():
+        config = read_config(path)
+        kind = "config with weights" if config.weights else "config"
+        total = count.total(Model(spec=config.spec, source=name).layout)
+        found.append(Shipped(name, kind, total, _about(path.read_text(encoding="utf-8")), str(path)))
+    for name, path in shipped.samples().items():
+        model = open_model(str(path))
+        about = path / "README.md"
+        text = about.read_text(encoding="utf-8") if about.is_file() else ""
+        found.append(Shipped(name, "sample", count.total(model.layout), _about(text), str(path)))
+    return ListReport(shipped=found)
+
+
+def _about(text: str) -> str:
+    """The first line's comment or heading."""
+    first = text.partition("\n")[0]
+    return first.lstrip("# ").strip() if first.startswith("#") else ""

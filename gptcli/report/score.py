@@ -1,0 +1,85 @@
+"""`score`: how likely a text's own tokens are, each under the logits of the position before it."""
+
+import math
+from dataclasses import dataclass
+
+from gptcli.errors import GptcliError
+from gptcli.report import Finding, ModelFacts, Report
+from gptcli.run import Run
+from gptcli.tokens import Token
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scored:
+    """One token at a position (from 0); the first has no score. rank from 1; bits: -log2 of its probability."""
+
+    position: int
+    id: int
+    token: str
+    bytes: list[int] | None
+    logprob: float | None
+    rank: int | None
+    bits: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoredText:
+    """A text's tokens and, over the scored ones: sum and mean of log-probabilities (nats), perplexity exp(-mean)."""
+
+    tokens: list[Scored]
+    scored: int
+    sum: float
+    mean: float
+    perplexity: float
+    bits: float
+
+
+@dataclass(kw_only=True)
+class ScoreReport(Report):
+    schema = "gptcli.score/1"
+    model: ModelFacts
+    texts: list[ScoredText]
+
+
+def score_report(run: Run) -> ScoreReport:
+    """Scores of every text. Raises GptcliError for a text of one token, which has none."""
+    if any(len(ids) < 2 for ids in run.ids):
+        raise GptcliError("a text of one token has no score: nothing precedes its only token", "give a longer text")
+    logits = run.forward("all")
+    texts = []
+    for text, tokens in enumerate(run.tokens()):
+        texts.append(_scored(tokens, logits[text, run.column(text, 0) :]))
+    broken = not all(math.isfinite(text.sum) for text in texts)
+    return ScoreReport(
+        model=run.facts(),
+        texts=texts,
+        findings=[Finding("not-finite", "a log-probability is NaN or infinite", "logits")] if broken else [],
+    )
+
+
+def _scored(tokens: list[Token], logits) -> ScoredText:
+    """tokens [T] and their own logits [T, V]."""
+    from gptcli.model.measure import surprise
+
+    logprobs, ranks = surprise(logits[:-1], [token.id for token in tokens[1:]])
+    rows = [
+        Scored(
+            position=position,
+            id=token.id,
+            token=token.token,
+            bytes=token.bytes,
+            logprob=logprob,
+            rank=rank,
+            bits=None if logprob is None else -logprob / math.log(2),
+        )
+        for position, (token, logprob, rank) in enumerate(zip(tokens, [None, *logprobs], [None, *ranks]))
+    ]
+    mean = sum(logprobs) / len(logprobs)
+    return ScoredText(
+        tokens=rows,
+        scored=len(logprobs),
+        sum=sum(logprobs),
+        mean=mean,
+        perplexity=math.exp(min(-mean, 700.0)),
+        bits=-sum(logprobs) / math.log(2),
+    )

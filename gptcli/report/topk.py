@@ -1,0 +1,94 @@
+"""`topk`: the most likely next tokens after a position."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from gptcli.errors import GptcliError
+from gptcli.report import Finding, ModelFacts, Report
+from gptcli.run import Run, positions
+from gptcli.tokens import Token, visible
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """An id that may come next. tie: the first and the last rank of the ids with the same logit, if there are others.
+
+    asked: it stands here because somebody asked for it, whatever its rank.
+    """
+
+    rank: int
+    id: int
+    token: str
+    bytes: list[int] | None
+    logit: float
+    prob: float
+    logprob: float
+    tie: tuple[int, int] | None
+    asked: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Next:
+    """The candidates after one position (from 0) of one text (from 0), in order of rank."""
+
+    text: int
+    position: int
+    top: list[Candidate]
+
+
+@dataclass(kw_only=True)
+class TopkReport(Report):
+    schema = "gptcli.topk/1"
+    model: ModelFacts
+    tokens: list[list[Token]]
+    temperature: float
+    next: list[Next]
+
+
+def topk_report(run: Run, k: int, words: tuple[str, ...], position: str, temperature: float) -> TopkReport:
+    """The k best next tokens, and those that `words` name, after the positions that --position means."""
+    if temperature <= 0:
+        raise GptcliError(f"--temperature {temperature:g}: not positive", "give a number above 0; 1 changes nothing")
+    wanted = [(text, at) for text, ids in enumerate(run.ids) for at in positions(position, len(ids))]
+    only_last = all(at == len(run.ids[text]) - 1 for text, at in wanted)
+    logits = run.forward("last" if only_last else "all")  # [B, 1 or T, V]
+    rows = [logits[text, -1 if only_last else run.column(text, at)] for text, at in wanted]
+    found = [next_tokens(run, row, *place, k, words, temperature) for place, row in zip(wanted, rows)]
+    broken = not all(bool(row.isfinite().all()) for row in rows)
+    return TopkReport(
+        model=run.facts(),
+        tokens=run.tokens(),
+        temperature=temperature,
+        next=found,
+        findings=[Finding("not-finite", "logits hold NaN or infinity", "logits")] if broken else [],
+    )
+
+
+def next_tokens(
+    run: Run, logits: "Tensor", text: int, position: int, k: int, words: tuple[str, ...], temperature: float = 1.0
+) -> Next:
+    """What logits [V] say comes after a position."""
+    from gptcli.model.measure import rank
+
+    asked = tuple(run.model.tokenizer.find(word) for word in words)
+    labels, top = run.model.labels, []
+    for ranked in rank(logits, k, asked, temperature):
+        piece = labels.piece(ranked.id) if labels else None
+        tie = (ranked.tie_first, ranked.tie_last) if ranked.tie_last > ranked.tie_first else None
+        top.append(
+            Candidate(
+                rank=ranked.rank,
+                id=ranked.id,
+                token=visible(piece),
+                bytes=None if piece is None else list(piece),
+                logit=ranked.logit,
+                prob=ranked.prob,
+                logprob=ranked.logprob,
+                tie=tie,
+                asked=ranked.id in asked,
+            )
+        )
+    return Next(text=text, position=position, top=top)

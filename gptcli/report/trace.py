@@ -1,0 +1,373 @@
+"""`trace`: one head of one layer at one query, number by number, and the proof that watching changed nothing.
+
+The run is the fused run. What is shown beside it (scores, mask, weights) is computed from the same q, k, v.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from gptcli.errors import GptcliError, nearest
+from gptcli.report import Finding, ModelFacts, Report
+from gptcli.run import Run, positions
+from gptcli.spec import Dense, LayerNorm, Learned, Rope, Spec
+from gptcli.tokens import Token
+from gptcli.trace import Recorder, Selection, points, sizes
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+# Largest |weights @ v - fused| that rounding explains, relative to the head's largest |z|.
+TOLERANCE = {"float64": 1e-14, "float32": 2e-6, "bfloat16": 1e-2, "float16": 2e-3}
+# Queries of a head whose whole [T, S] weights the proof looks at; beyond, only the query that is shown.
+PROOF_ROWS = 2048
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """One vector of the walk, at the query's position: what it is called, how it came about, all its numbers."""
+
+    path: str
+    label: str
+    formula: str
+    values: list[float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeyStep:
+    """One key as the query sees it: product q·k, scaled, whether the mask lets it through, weight, weight · v.
+
+    k and v: this head's vectors, k after the rotation where there is one.
+    """
+
+    position: int
+    token: str
+    id: int
+    k: list[float]
+    product: float
+    scaled: float
+    visible: bool
+    weight: float
+    v: list[float]
+    weighted: list[float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """One claim of the proof: an error beside what is allowed (0: must be exact)."""
+
+    claim: str
+    error: float
+    allowed: float
+    ok: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Walk:
+    """The numbers of one head. layer_index and head count from 0; before, keys and after are in the order of birth."""
+
+    layer_index: int
+    path: str
+    head: int
+    kv_head: int
+    position: int
+    token: str
+    before: list[Step]
+    keys: list[KeyStep]
+    after: list[Step]
+
+
+@dataclass(kw_only=True)
+class TraceReport(Report):
+    schema = "gptcli.trace/1"
+    model: ModelFacts
+    n_layers: int
+    n_heads: int
+    scale: float
+    tokens: list[list[Token]]
+    walks: list[Walk]
+    proof: list[Check]
+
+
+@dataclass(frozen=True)
+class PointFacts:
+    path: str
+    axes: str
+    shape: list[int]
+
+
+@dataclass(kw_only=True)
+class PointsReport(Report):
+    schema = "gptcli.points/1"
+    model: ModelFacts
+    tokens: list[list[Token]]
+    points: list[PointFacts]
+
+
+@dataclass(kw_only=True)
+class ActivationReport(Report):
+    """One activation, whole: values nest as its shape says."""
+
+    schema = "gptcli.activation/1"
+    model: ModelFacts
+    tokens: list[list[Token]]
+    path: str
+    axes: str
+    shape: list[int]
+    values: list
+    mean: float
+    std: float
+    max_abs: float
+
+
+def points_report(run: Run) -> PointsReport:
+    """Every activation that this model has, with its shape for these ids."""
+    letters = sizes(run.model.spec, len(run.ids), run.width, run.width)
+    found = [PointFacts(path, axes, [letters[a] for a in axes]) for path, axes in points(run.model.spec)]
+    return PointsReport(model=run.facts(), tokens=run.tokens(), points=found)
+
+
+def activation_report(run: Run, path: str) -> ActivationReport:
+    """One activation of the run. Raises GptcliError for a path that this model doesn't have."""
+    from gptcli.model.measure import statistics
+
+    axes = dict(points(run.model.spec))
+    if path not in axes:
+        raise GptcliError(
+            f"--at {path}: no such activation", f"{nearest(path, axes)} --list prints all".strip(), "path"
+        )
+    recorder = Recorder(path)
+    run.forward("all", recorder)
+    x = recorder.kept[path]
+    return ActivationReport(
+        model=run.facts(),
+        tokens=run.tokens(),
+        path=path,
+        axes=axes[path],
+        shape=list(x.shape),
+        values=x.tolist(),
+        **statistics(x)._asdict(),
+    )
+
+
+def layers_of(wanted: str, spec: Spec) -> list[int]:
+    """Indices from 0 that --layer means: 1 … N as documents count, L0 … from 0, -1 the last, `all`."""
+    return _counted("--layer", wanted, spec.n_layers, first=1, letter="L")
+
+
+def heads_of(wanted: str, spec: Spec) -> list[int]:
+    """Indices from 0 that --head means: 0 … H-1, H0 …, -1 the last, `all`."""
+    return _counted("--head", wanted, spec.attention.n_heads, first=0, letter="H")
+
+
+def _counted(option: str, wanted: str, size: int, first: int, letter: str) -> list[int]:
+    if wanted == "all":
+        return list(range(size))
+    from_zero = re.fullmatch(rf"{letter}(\d+)", wanted, re.IGNORECASE)
+    number = re.fullmatch(r"-?\d+", wanted)
+    if not from_zero and not number:
+        raise GptcliError(f"{option} {wanted}: not a number", f"give {first} to {size - 1 + first}, -1 or all")
+    index = int(from_zero[1]) if from_zero else int(wanted) - first
+    if number and int(wanted) < 0:
+        index = size + int(wanted)
+    if not 0 <= index < size:
+        noun = option.strip("-")
+        why = f"{noun}s count from {first}" if wanted == "0" else f"this model has {size} {noun}s, counted from {first}"
+        raise GptcliError(f"{option} {wanted}: {why}", f"give {first} to {size - 1 + first}, {letter}0, -1 or all")
+    return [index]
+
+
+def at_head(wanted: str) -> tuple[str, str] | None:
+    """`L0H1` as (--layer, --head) that mean the same; None for anything else."""
+    match = re.fullmatch(r"L(\d+)H(\d+)", wanted, re.IGNORECASE)
+    return (f"L{match[1]}", match[2]) if match else None
+
+
+def trace_report(run: Run, layers: list[int], heads: list[int], position: str) -> TraceReport:
+    """Walks for every layer, head and position asked for, in one text, with one proof for all of them."""
+    if len(run.ids) > 1:
+        raise GptcliError(f"{len(run.ids)} texts, but trace walks through one", "give one text")
+    queries = positions(position, run.width)
+    a = run.model.spec.attention
+    shown = slice(None) if run.width <= PROOF_ROWS or len(queries) > 1 else slice(queries[0], queries[0] + 1)
+    select = Selection(heads=slice(min(heads), max(heads) + 1), queries=shown)
+    recorder = Recorder(*(f"layers.{layer}.*" for layer in layers), select=select)
+    watched = run.forward("all", recorder)
+    look = _Look(run, recorder.kept, select)
+    proof = [check for layer in layers for check in look.proof(layer, len(layers) > 1)]
+    proof.append(_check("logits have the same bits unwatched", _differing(watched, run.forward("all")), 0))
+    return TraceReport(
+        model=run.facts(),
+        n_layers=run.model.spec.n_layers,
+        n_heads=a.n_heads,
+        scale=look.scale,
+        tokens=run.tokens(),
+        walks=[look.walk(layer, head, query) for layer in layers for head in heads for query in queries],
+        proof=proof,
+        findings=[Finding("proof", f"{c.claim}: off by {c.error:g}, {c.allowed:g} allowed") for c in proof if not c.ok],
+    )
+
+
+@dataclass
+class _Look:
+    """What was recorded of one text's run, and how to read it."""
+
+    run: Run
+    kept: dict[str, "Tensor"]
+    select: Selection
+
+    def __post_init__(self):
+        self.spec = self.run.model.spec
+        self.tokens = self.run.tokens()[0]
+        a = self.spec.attention
+        self.group = a.n_heads // a.n_kv_heads
+        self.scale = a.head_dim**-0.5 if a.scale is None else a.scale
+
+    def of(self, layer: int, name: str) -> "Tensor":
+        """The recorded activation of a layer for the one text, without its batch axis."""
+        return self.kept[f"layers.{layer}.{name}"][0]
+
+    def has(self, layer: int, name: str) -> bool:
+        return f"layers.{layer}.{name}" in self.kept
+
+    def key_name(self, layer: int, letter: str) -> str:
+        """The last form of q or k before the product: rotated, normed, or as projected."""
+        return next(n for n in (f"attn.{letter}_rot", f"attn.{letter}_norm", f"attn.{letter}") if self.has(layer, n))
+
+    def walk(self, layer: int, head: int, query: int) -> Walk:
+        steps = list(self.steps(layer, head, query))
+        cut = next(i for i, step in enumerate(steps) if step.path.endswith(".attn.z"))
+        return Walk(
+            layer_index=layer,
+            path=f"layers.{layer}",
+            head=head,
+            kv_head=head // self.group,
+            position=query,
+            token=self.tokens[query].token,
+            before=steps[:cut],
+            keys=self.keys(layer, head, query),
+            after=steps[cut:],
+        )
+
+    def steps(self, layer: int, head: int, query: int) -> Iterator[Step]:
+        """Every recorded activation of the layer but scores and weights, at this head and query."""
+        for path, tensor in self.kept.items():
+            at, name = f"layers.{layer}.", path.removeprefix(f"layers.{layer}.")
+            if not path.startswith(at) or name in ("attn.scores", "attn.pattern"):
+                continue
+            x = tensor[0]
+            if x.ndim == 3:  # [H or G, T, D]
+                x = x[head // self.group if re.fullmatch(r"attn\.[kv](_.*)?", name) else head]
+            yield Step(path=path, label=name, formula=self.formula(layer, name), values=x[query].tolist())
+            if name == "attn.z":
+                merged = tensor[0][:, query].flatten().tolist()
+                yield Step(path=f"{at}attn.z", label="merged", formula="all heads' z, side by side", values=merged)
+
+    def formula(self, layer: int, name: str) -> str:
+        return formulas(self.spec, layer)[name]
+
+    def keys(self, layer: int, head: int, query: int) -> list[KeyStep]:
+        kv = head // self.group
+        k, v = self.of(layer, self.key_name(layer, "k"))[kv], self.of(layer, "attn.v")[kv]  # [S, D]
+        q = self.of(layer, self.key_name(layer, "q"))[head, query]  # [D]
+        inside = head - self.select.heads.start, query - (self.select.queries.start or 0)
+        scores, pattern = self.of(layer, "attn.scores")[inside], self.of(layer, "attn.pattern")[inside]  # [S]
+        products = k.to(scores.dtype) @ q.to(scores.dtype)
+        weighted = pattern[:, None] * v.to(pattern.dtype)  # [S, D]
+        seen = self.visible(query)
+        columns = [x.tolist() for x in (k, products, scores, pattern, v, weighted)]
+        return [
+            KeyStep(
+                position=position,
+                token=token.token,
+                id=token.id,
+                k=key,
+                product=product,
+                scaled=scaled,
+                visible=seen[position],
+                weight=weight,
+                v=value,
+                weighted=part,
+            )
+            for position, (token, key, product, scaled, weight, value, part) in enumerate(zip(self.tokens, *columns))
+        ]
+
+    def visible(self, query: int) -> list[bool]:
+        from gptcli.model.attention import Sight
+
+        sight = Sight.of(self.spec.attention, self.run.inputs("all").positions, None)
+        return sight.at(slice(query, query + 1)).mask()[0, 0, 0].tolist()
+
+    def proof(self, layer: int, layer_is_named: bool) -> Iterator[Check]:
+        """What must hold of a layer, over every head and query whose weights were computed."""
+        from gptcli.model.attention import Sight
+
+        pattern = self.of(layer, "attn.pattern")  # [h, t, S]
+        z = self.of(layer, "attn.z")[self.select.heads, self.select.queries]
+        v = self.of(layer, "attn.v")[[h // self.group for h in range(self.select.heads.start, self.select.heads.stop)]]
+        again = pattern @ v.to(pattern.dtype)
+        gap = (again - z.to(pattern.dtype)).abs().amax((1, 2)) / z.abs().amax((1, 2)).clamp(min=1e-30)
+        dtype = str(z.dtype).removeprefix("torch.")
+        at = f"layers.{layer}: " if layer_is_named else ""
+        yield _check(f"{at}weights @ v = the fused kernel's z", float(gap.max()), TOLERANCE[dtype])
+        sums = float((pattern.double().sum(-1) - 1).abs().max())
+        yield _check(f"{at}rows of weights sum to 1", sums, 1e-12 if dtype == "float64" else 1e-5)
+        sight = Sight.of(self.spec.attention, self.run.inputs("all").positions, None)
+        hidden = ~sight.at(self.select.queries).mask()[0]  # [1, t, S]
+        yield _check(f"{at}masked weights are 0", float(pattern.masked_fill(~hidden, 0).abs().max()), 0)
+        for before, out, after in (("resid_pre", "attn_out", "resid_mid"), ("resid_mid", "mlp_out", "resid_post")):
+            if self.has(layer, out) and self.spec.norm.placement != "post":
+                summed = self.of(layer, before) + self.of(layer, out)
+                error = float((summed - self.of(layer, after)).abs().max())
+                yield _check(f"{at}{before} + {out} = {after}", error, 0)
+
+
+def _differing(a: "Tensor", b: "Tensor") -> float:
+    """How many numbers of two tensors are not the same; NaN is the same as NaN."""
+    return float((~((a == b) | (a.isnan() & b.isnan()))).sum())
+
+
+def _check(claim: str, error: float, allowed: float) -> Check:
+    return Check(claim=claim, error=error, allowed=allowed, ok=error <= allowed)
+
+
+def formulas(spec: Spec, layer: int) -> dict[str, str]:
+    """How each activation of a layer comes about, in the project's letters. W is stored [out, in]; x·W reads xWᵀ."""
+    a, mlp, norm = spec.attention, spec.mlp, spec.norm
+    normed = "(x-mean(x))/√(var(x)+ε)·w" if isinstance(norm, LayerNorm) else "x/√(mean(x²)+ε)·w"
+    if isinstance(norm, LayerNorm):
+        normed += "+b" if norm.bias else ""
+    elif getattr(norm, "offset", 0):
+        normed = f"x/√(mean(x²)+ε)·({norm.offset:g}+w)"
+    post = norm.placement == "post"
+    read, mlp_read = ("resid_pre", "resid_mid") if norm.placement != "pre" else ("attn_norm", "mlp_norm")
+    bias, o_bias = "+b" if a.bias else "", "+b" if a.o_bias else ""
+    pairs = "halves" if isinstance(spec.position, Rope) and spec.position.pairs == "halves" else "neighbours"
+    q, k = ("q_norm", "k_norm") if a.qk_norm else ("q", "k")
+    table = " + pos_embed[position]" if isinstance(spec.position, Learned) else ""
+    found = {
+        "resid_pre": f"embed[id]{table}" if layer == 0 else f"layers.{layer - 1}.resid_post",
+        "attn_norm": normed + (", x = resid_pre+attn_out" if post else ""),
+        "attn.q": f"{read}·Wq{bias}",
+        "attn.k": f"{read}·Wk{bias}",
+        "attn.v": f"{read}·Wv{bias}",
+        "attn.q_norm": normed,
+        "attn.k_norm": normed,
+        "attn.q_rot": f"{q} turned by position·θ^(-2i/D), {pairs}",
+        "attn.k_rot": f"{k} turned by position·θ^(-2i/D), {pairs}",
+        "attn.z": "Σ weight·v",
+        "attn_out": f"merged·Wo{o_bias}",
+        "resid_mid": "attn_norm" if post else "resid_pre + attn_out",
+        "mlp_norm": normed + (", x = resid_mid+mlp_out" if post else ""),
+    }
+    if isinstance(mlp, Dense):
+        b, act = "+b" if mlp.bias else "", mlp.activation
+        found |= {
+            "mlp.up": f"{mlp_read}·Wup{b}",
+            "mlp.gate": f"{mlp_read}·Wgate{b}",
+            "mlp.act": f"{act}(mlp.gate)·mlp.up" if mlp.gated else f"{act}(mlp.up)",
+            "mlp_out": f"mlp.act·Wdown{b}",
+            "resid_post": "mlp_norm" if post else "resid_mid + mlp_out",
+        }
+    return found | ({} if isinstance(mlp, Dense) else {"resid_post": "resid_mid"})

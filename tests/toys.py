@@ -1,0 +1,17 @@
+"""Small models for the tests."""
+
+from dataclasses import replace
+
+from gptcli.spec import Dense, Spec
+
+
+def shrunk(spec: Spec) -> Spec:
+    """The same architecture at toy size: two layers, a head size that is not hidden size / heads, a window below 9."""
+    a = spec.attention
+    if a.n_heads <= 4:
+        return replace(spec, context_length=max(spec.context_length, 16))
+    heads = 4
+    kv_heads = heads if a.n_kv_heads == a.n_heads else 1 if a.n_kv_heads == 1 else 2
+    attention = replace(a, n_heads=heads, n_kv_heads=kv_heads, head_dim=6, window=a.window and 4)
+    mlp = replace(spec.mlp, size=20) if isinstance(spec.mlp, Dense) else spec.mlp
+    return replace(spec, vocab_size=64, context_length=16, hidden_size=16, n_layers=2, attention=attention, mlp=mlp)
