@@ -5,11 +5,12 @@ softmax and the embedding's look-up are left out, as is usual.
 """
 
 from collections.abc import Iterable
+from fractions import Fraction
 from math import prod
 
 from gptcli.errors import GptcliError
 from gptcli.layout import Param, layout
-from gptcli.spec import Spec
+from gptcli.spec import Attention, Experts, Spec
 
 # Bytes of one number, by type.
 ITEM_BYTES = {"float32": 4, "float64": 8, "bfloat16": 2, "float16": 2}
@@ -64,8 +65,9 @@ def layer_part(name: str) -> str:
 
 def kv_cache_bytes(spec: Spec, tokens: int, item_bytes: int, batch: int = 1) -> int:
     """Bytes of all layers' keys and values after `tokens` tokens; a window keeps only its latest."""
-    kept = min(tokens, spec.attention.window or tokens)
-    return 2 * spec.n_layers * batch * kept * spec.attention.n_kv_heads * spec.attention.head_dim * item_bytes
+    parts = [spec.at(i).attention for i in range(spec.n_layers)]
+    kept = sum(min(tokens, a.window or tokens) * a.n_kv_heads * a.head_dim for a in parts)
+    return 2 * batch * kept * item_bytes
 
 
 def attention_matrix_bytes(spec: Spec, tokens: int, item_bytes: int) -> int:
@@ -73,11 +75,11 @@ def attention_matrix_bytes(spec: Spec, tokens: int, item_bytes: int) -> int:
     return spec.attention.n_heads * tokens * tokens * item_bytes
 
 
-def visible_pairs(spec: Spec, tokens: int) -> int:
+def visible_pairs(part: Attention, tokens: int) -> int:
     """(query, key) pairs of one head that the mask lets through: T² in full, T(T+1)/2 causal, less with a window."""
-    if not spec.attention.causal:
+    if not part.causal:
         return tokens * tokens
-    window = min(spec.attention.window or tokens, tokens)
+    window = min(part.window or tokens, tokens)
     return window * (window + 1) // 2 + (tokens - window) * window
 
 
@@ -87,10 +89,17 @@ def flops_forward(spec: Spec, tokens: int, batch: int = 1, masked: bool = True, 
     masked: count only the (query, key) pairs that the mask lets through, instead of all T². head_rows: positions of
     each text that go through the head (None: all of them).
     """
-    matrices = sum(
-        prod(p.shape) for p in layout(spec) if p.role in ("matrix", "residual") and layer_index(p.name) is not None
-    )
-    pairs = visible_pairs(spec, tokens) if masked else tokens * tokens
-    attention = spec.n_layers * 2 * pairs * spec.attention.n_heads * spec.attention.head_dim
+    matrices = sum(_active(p, spec) for p in layout(spec) if p.role in ("matrix", "residual") and "layers." in p.name)
+    attention = 0
+    for a in (spec.at(i).attention for i in range(spec.n_layers)):
+        attention += 2 * (visible_pairs(a, tokens) if masked else tokens * tokens) * a.n_heads * a.head_dim
     head = (tokens if head_rows is None else head_rows) * spec.vocab_size * spec.hidden_size
-    return 2 * batch * (tokens * matrices + attention + head)
+    return int(2 * batch * (tokens * matrices + attention + head))
+
+
+def _active(param: Param, spec: Spec) -> Fraction | int:
+    """Numbers of a matrix that one token meets: of experts, the share that it takes."""
+    mlp = spec.at(layer_index(param.name)).mlp
+    if isinstance(mlp, Experts) and ".experts." in param.name:
+        return Fraction(prod(param.shape) * mlp.top_k, mlp.n_experts)
+    return prod(param.shape)

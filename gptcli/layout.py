@@ -2,17 +2,20 @@
 
 Counting, random initialisation, loading, validation and sharding all read this table, so none of them can drift.
 Matrices are stored as torch's Linear stores them, [out, in]. Letters: V vocabulary, C hidden size, H heads, G key/value
-heads, D head size, F MLP size, n context length.
+heads, D head size, F MLP size, E experts, n context length.
 """
 
 from collections.abc import Iterator
 from math import prod
 from typing import Literal, NamedTuple
 
-from gptcli.spec import Dense, LayerNorm, Learned, NoNorm, Spec
+from gptcli.spec import Dense, Experts, LayerNorm, Learned, NoNorm, RMSNorm, Spec
 
 # What a dimension counts, and its letter.
-AXES = {"vocab": "V", "context": "n", "hidden": "C", "heads": "H·D", "kv_heads": "G·D", "head_dim": "D", "mlp": "F"}
+AXES = {
+    "vocab": "V", "context": "n", "hidden": "C", "heads": "H·D", "kv_heads": "G·D", "head": "H", "head_dim": "D",
+    "mlp": "F", "experts": "E", "one": "1",
+}  # fmt: skip
 
 
 class Param(NamedTuple):
@@ -20,6 +23,7 @@ class Param(NamedTuple):
 
     role: `table` is read by rows; `matrix` multiplies; `residual` is a matrix whose product is added to the residual
     stream; `gain` scales (ones at the start), `bias` shifts (zeros). tied_to: another Param's name that holds the data.
+    head_dim: rows of its first dimension that belong to one head, where that dimension counts heads.
     """
 
     name: str
@@ -27,6 +31,7 @@ class Param(NamedTuple):
     axes: tuple[str, ...]
     role: Literal["table", "matrix", "residual", "gain", "bias"]
     tied_to: str = ""
+    head_dim: int = 1
 
     @property
     def size(self) -> int:
@@ -36,13 +41,17 @@ class Param(NamedTuple):
 
 def layout(spec: Spec) -> Iterator[Param]:
     """Every weight that the forward pass reads, in the order in which it reads them."""
+    hidden = (spec.hidden_size, "hidden")
     yield Param("embed.weight", (spec.vocab_size, spec.hidden_size), ("vocab", "hidden"), "table")
     if isinstance(spec.position, Learned):
-        yield Param("pos_embed.weight", (spec.context_length, spec.hidden_size), ("context", "hidden"), "table")
+        rows = spec.context_length + spec.position.offset
+        yield Param("pos_embed.weight", (rows, spec.hidden_size), ("context", "hidden"), "table")
+    if spec.norm.embedding:
+        yield from _norm("embed_norm", *hidden, spec)
     for i in range(spec.n_layers):
-        yield from _layer(f"layers.{i}", spec)
+        yield from _layer(f"layers.{i}", spec.at(i))
     if spec.norm.final:
-        yield from _norm("final_norm", spec.hidden_size, "hidden", spec)
+        yield from _norm("final_norm", *hidden, spec)
     tied_to = "embed.weight" if spec.lm_head.tied else ""
     yield Param("lm_head.weight", (spec.vocab_size, spec.hidden_size), ("vocab", "hidden"), "matrix", tied_to)
     if spec.lm_head.bias:
@@ -50,33 +59,72 @@ def layout(spec: Spec) -> Iterator[Param]:
 
 
 def _layer(at: str, spec: Spec) -> Iterator[Param]:
-    a, mlp, hidden = spec.attention, spec.mlp, (spec.hidden_size, "hidden")
+    yield from _sublayer_norms(f"{at}.attn", spec, before=True)
+    yield from _attention(f"{at}.attn", spec)
+    yield from _sublayer_norms(f"{at}.attn", spec, before=False)
+    if isinstance(spec.mlp, (Dense, Experts)):
+        # Where one norm serves both sublayers, the MLP has none of its own.
+        if spec.residual != "parallel_shared":
+            yield from _sublayer_norms(f"{at}.mlp", spec, before=True)
+        yield from _mlp(f"{at}.mlp", spec) if isinstance(spec.mlp, Dense) else _experts(f"{at}.mlp", spec)
+        yield from _sublayer_norms(f"{at}.mlp", spec, before=False)
+
+
+def _sublayer_norms(at: str, spec: Spec, before: bool) -> Iterator[Param]:
+    """The norms around a sublayer: of what it reads; of what it gives; of its sum with the residual."""
+    placement, hidden = spec.norm.placement, (spec.hidden_size, "hidden")
+    if before and placement in ("pre", "sandwich"):
+        yield from _norm(f"{at}_norm", *hidden, spec)
+    if not before and placement in ("output", "sandwich"):
+        yield from _norm(f"{at}_out_norm", *hidden, spec)
+    if not before and placement == "post":
+        yield from _norm(f"{at}_norm", *hidden, spec)
+
+
+def _attention(at: str, spec: Spec) -> Iterator[Param]:
+    a, hidden = spec.attention, (spec.hidden_size, "hidden")
     heads, kv_heads = (a.n_heads * a.head_dim, "heads"), (a.n_kv_heads * a.head_dim, "kv_heads")
-    if spec.norm.placement == "pre":
-        yield from _norm(f"{at}.attn_norm", *hidden, spec)
-    yield from _linear(f"{at}.attn.q", heads, hidden, a.bias)
-    yield from _linear(f"{at}.attn.k", kv_heads, hidden, a.bias)
-    yield from _linear(f"{at}.attn.v", kv_heads, hidden, a.bias)
-    if a.qk_norm:
-        yield from _norm(f"{at}.attn.q_norm", a.head_dim, "head_dim", spec)
-        yield from _norm(f"{at}.attn.k_norm", a.head_dim, "head_dim", spec)
-    yield from _linear(f"{at}.attn.o", hidden, heads, a.o_bias, "residual")
-    if spec.norm.placement == "post":
-        yield from _norm(f"{at}.attn_norm", *hidden, spec)
-    if isinstance(mlp, Dense):
-        size = (mlp.size, "mlp")
-        if spec.norm.placement == "pre":
-            yield from _norm(f"{at}.mlp_norm", *hidden, spec)
-        yield from _linear(f"{at}.mlp.up", size, hidden, mlp.bias)
-        if mlp.gated:
-            yield from _linear(f"{at}.mlp.gate", size, hidden, mlp.bias)
-        yield from _linear(f"{at}.mlp.down", hidden, size, mlp.bias, "residual")
-        if spec.norm.placement == "post":
-            yield from _norm(f"{at}.mlp_norm", *hidden, spec)
+    for letter, size in (("q", heads), ("k", kv_heads), ("v", kv_heads)):
+        yield from (p._replace(head_dim=a.head_dim) for p in _linear(f"{at}.{letter}", size, hidden, a.bias))
+    for letter, number, size in (("q", a.n_heads, heads), ("k", a.n_kv_heads, kv_heads)):
+        if a.qk_norm == "head":
+            yield from _norm(f"{at}.{letter}_norm", a.head_dim, "head_dim", spec)
+        elif a.qk_norm == "whole":
+            yield from _norm(f"{at}.{letter}_norm", *size, spec)
+        elif a.qk_norm == "each":
+            for head in range(number):
+                yield Param(f"{at}.{letter}_norm.{head}.weight", (a.head_dim,), ("head_dim",), "gain")
+    if a.sinks:
+        yield Param(f"{at}.sinks", (a.n_heads,), ("head",), "bias")
+    yield from _linear(f"{at}.o", hidden, heads, a.o_bias, "residual")
+
+
+def _mlp(at: str, spec: Spec) -> Iterator[Param]:
+    mlp = spec.mlp
+    yield from _unit(at, spec.hidden_size, mlp.size, mlp.gated, mlp.bias)
+
+
+def _experts(at: str, spec: Spec) -> Iterator[Param]:
+    mlp, hidden = spec.mlp, (spec.hidden_size, "hidden")
+    yield from _linear(f"{at}.router", (mlp.n_experts, "experts"), hidden, mlp.router_bias)
+    for expert in range(mlp.n_experts):
+        yield from _unit(f"{at}.experts.{expert}", spec.hidden_size, mlp.size, True, mlp.bias)
+    if mlp.shared_size is not None:
+        yield from _unit(f"{at}.shared", spec.hidden_size, mlp.shared_size, True, mlp.bias)
+        yield from _linear(f"{at}.shared_router", (1, "one"), hidden, False)
+
+
+def _unit(at: str, hidden_size: int, size: int, gated: bool, bias: bool) -> Iterator[Param]:
+    """The matrices of one MLP."""
+    hidden, inner = (hidden_size, "hidden"), (size, "mlp")
+    yield from _linear(f"{at}.up", inner, hidden, bias)
+    if gated:
+        yield from _linear(f"{at}.gate", inner, hidden, bias)
+    yield from _linear(f"{at}.down", hidden, inner, bias, "residual")
 
 
 def _norm(at: str, size: int, axis: str, spec: Spec) -> Iterator[Param]:
-    if isinstance(spec.norm, NoNorm):
+    if isinstance(spec.norm, NoNorm) or (isinstance(spec.norm, RMSNorm) and not spec.norm.weight):
         return
     yield Param(f"{at}.weight", (size,), (axis,), "gain")
     if isinstance(spec.norm, LayerNorm) and spec.norm.bias:

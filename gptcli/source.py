@@ -126,8 +126,9 @@ class Model:
             return Weights.of(self.layout, random_weights(self.spec, self.layout, self.seed, dtype, device))
         from gptcli.model.load import settle_tie, stored_weights
 
-        tensors = stored_weights(self.checkpoint.binding, self.checkpoint.infos, dtype, device)
-        if self.checkpoint.binding.spare_head and settle_tie(tensors, {p.name: p for p in self.layout}):
+        params = {p.name: p for p in self.layout}
+        tensors = stored_weights(self.checkpoint.binding, params, self.checkpoint.infos, dtype, device)
+        if self.checkpoint.binding.spare_head and settle_tie(tensors, params):
             self.notes.append(
                 f"the config ties the head, but {self.checkpoint.binding.spare_head} in the file differs from the "
                 "embedding: the file's head is used"
@@ -201,7 +202,8 @@ def _from_file(path: Path, config: str | None) -> Model:
     """One file of weights, and the config that describes it: the one given, or the one beside it."""
     from gptcli.checkpoint.bind import bind, recognise
     from gptcli.checkpoint.safetensors import read_header
-    from gptcli.families import FAMILIES, OWN, resolve
+    from gptcli.families import FAMILIES, OWN, family_of
+    from gptcli.families.record import resolve
 
     beside = path.parent
     candidates = [beside / "config.json", beside / "config.yaml", path.with_suffix(".yaml")]
@@ -216,8 +218,9 @@ def _from_file(path: Path, config: str | None) -> Model:
     infos, notes, own = read_header(path), [], None
     if described.suffix == ".json":
         raw = read_json(described)
-        resolved = resolve(raw, beside.resolve().name, str(described))
-        spec, family = resolved.spec, FAMILIES[raw["model_type"]]
+        family = family_of(raw, str(described))
+        resolved = resolve(raw, family, beside.resolve().name, str(described))
+        spec = resolved.spec
         if resolved.unknown:
             notes.append(f"{described}: unknown keys, not used: {', '.join(resolved.unknown)}")
     else:

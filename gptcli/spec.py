@@ -5,7 +5,7 @@ tagged part (`position: {kind: rope, …}`) with fields of its own, never a flag
 wrong type or an impossible combination is an error that names its path (`attention.n_kv_heads: 3 does not divide …`).
 """
 
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from types import NoneType, UnionType
 from typing import Any, ClassVar, Literal, Union, get_args, get_origin
 
@@ -30,9 +30,10 @@ class NoPosition:
 
 @dataclass(frozen=True, kw_only=True)
 class Learned:
-    """A table of context_length rows, added to the token embedding (GPT-2)."""
+    """A table of context_length rows (and `offset` unused ones before them), added to the token embedding."""
 
     kind: ClassVar[str] = "learned"
+    offset: Literal[0, 2] = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +49,46 @@ class LinearScaling:
 
     kind: ClassVar[str] = "linear"
     factor: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class DynamicScaling:
+    """A base that grows once a text is longer than `original_context` (NTK-aware scaling, recomputed at each length)."""
+
+    kind: ClassVar[str] = "dynamic"
+    factor: float
+    original_context: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class YarnScaling:
+    """Slow pairs interpolated by `factor`, fast ones kept, a ramp between (arXiv:2309.00071).
+
+    beta_fast and beta_slow: turns within the original context that bound the ramp; attention_factor multiplies cosine
+    and sine (null: 0.1·ln(factor) + 1); truncate: the ramp's bounds are whole pairs.
+    """
+
+    kind: ClassVar[str] = "yarn"
+    factor: float
+    original_context: int
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    attention_factor: float | None = None
+    truncate: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class LongRopeScaling:
+    """A divisor for each pair's frequency, one set for texts within `original_context`, one beyond (arXiv:2402.13753).
+
+    attention_factor multiplies cosine and sine.
+    """
+
+    kind: ClassVar[str] = "longrope"
+    short_factors: tuple[float, ...]
+    long_factors: tuple[float, ...]
+    original_context: int
+    attention_factor: float = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,17 +109,21 @@ class Llama3Scaling:
 class Rope:
     """Queries and keys turned by an angle that grows with their position (arXiv:2104.09864).
 
-    Pair i of a head turns by position · theta^(-2i/D). `pairs` says which two numbers of a head make a pair:
-    `halves` (i and i + D/2, as most checkpoints store them) or `neighbours` (2i and 2i + 1, as the paper writes it).
+    Pair i of a head turns by position · theta^(-2i/R). `pairs` says which two numbers make a pair: `halves` (i and
+    i + R/2, as most checkpoints store them) or `neighbours` (2i and 2i + 1, as the paper writes it). rotary_dim: R, the
+    first numbers of a head that turn (null: all D). direction: of the turn from a pair's first number to its second.
     """
 
     kind: ClassVar[str] = "rope"
     theta: float = 10_000.0
     pairs: Literal["halves", "neighbours"] = "halves"
-    scaling: NoScaling | LinearScaling | Llama3Scaling = NoScaling()
+    rotary_dim: int | None = None
+    direction: Literal["forward", "backward"] = "forward"
+    scaling: NoScaling | LinearScaling | DynamicScaling | Llama3Scaling | YarnScaling | LongRopeScaling = NoScaling()
 
     def __post_init__(self):
         require(self.theta > 0, f"theta: {self.theta:g} is not positive")
+        require((self.rotary_dim or 0) % 2 == 0, f"rotary_dim: {self.rotary_dim} is odd, and rotation turns pairs")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +132,7 @@ class NoNorm:
 
     kind: ClassVar[str] = "none"
     placement: ClassVar[str] = "none"
+    embedding: ClassVar[bool] = False
     final: ClassVar[bool] = False
 
 
@@ -94,25 +140,31 @@ class NoNorm:
 class LayerNorm:
     """(x - mean) / sqrt(variance + eps) · weight + bias (arXiv:1607.06450).
 
-    placement `pre` norms what a sublayer reads, `post` what its sum with the residual gives; final: one more before
-    the head.
+    placement: `pre` norms what a sublayer reads, `output` what it gives, `sandwich` both, `post` its sum with the
+    residual. embedding: one more after the embedding; final: one more before the head.
     """
 
     kind: ClassVar[str] = "layernorm"
     eps: float = 1e-5
     bias: bool = True
-    placement: Literal["pre", "post"] = "pre"
+    placement: Literal["pre", "post", "output", "sandwich"] = "pre"
+    embedding: bool = False
     final: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
 class RMSNorm:
-    """x / sqrt(mean(x²) + eps) · (offset + weight) (arXiv:1910.07467); Gemma stores its weights less an offset of 1."""
+    """x / sqrt(mean(x²) + eps) · (offset + weight) (arXiv:1910.07467).
+
+    offset: 1 where the weights are stored less 1; weight: false where there are none. The rest as in LayerNorm.
+    """
 
     kind: ClassVar[str] = "rmsnorm"
     eps: float = 1e-6
     offset: float = 0.0
-    placement: Literal["pre", "post"] = "pre"
+    weight: bool = True
+    placement: Literal["pre", "post", "output", "sandwich"] = "pre"
+    embedding: bool = False
     final: bool = True
 
 
@@ -120,8 +172,11 @@ class RMSNorm:
 class Attention:
     """H query heads of D numbers read G key/value heads: G = H is multi-head, G < H grouped-query, G = 1 multi-query.
 
-    bias: of q, k and v; o_bias: of the output projection. qk_norm: the model's norm on each head's q and k before the
-    rotation. scale multiplies q·k (null: 1/√D). window: a query sees that many latest keys, itself among them.
+    bias: of q, k and v; o_bias: of the output projection. scale multiplies q·k (null: 1/√D). window: a query sees that
+    many latest keys, itself among them. softcap: scores become cap·tanh(score/cap). sinks: each head has one learned
+    score more in its softmax, for a key that holds nothing.
+    qk_norm: the model's norm on q and k, of each `head` by one set of weights, of `each` head by its own (no bias), or
+    of the `whole` projection; qk_norm_place: before or after the rotation.
     """
 
     n_heads: int
@@ -130,9 +185,12 @@ class Attention:
     bias: bool = False
     o_bias: bool = False
     causal: bool = True
-    qk_norm: bool = False
+    qk_norm: Literal["none", "head", "each", "whole"] = "none"
+    qk_norm_place: Literal["before", "after"] = "before"
     scale: float | None = None
     window: int | None = None
+    softcap: float | None = None
+    sinks: bool = False
 
     def __post_init__(self):
         divides = self.n_heads % self.n_kv_heads == 0
@@ -146,30 +204,73 @@ class NoMLP:
     kind: ClassVar[str] = "none"
 
 
+Activation = Literal["relu", "relu_squared", "gelu", "gelu_tanh", "gelu_sigmoid", "silu"]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Dense:
     """down(act(up(x))), or gated: down(act(gate(x)) · up(x)) (arXiv:2002.05202). `gelu` is exact, by erf."""
 
     kind: ClassVar[str] = "dense"
     size: int
-    activation: Literal["relu", "gelu", "gelu_tanh", "silu"]
+    activation: Activation
     gated: bool = False
     bias: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
+class Experts:
+    """Gated MLPs of which each token takes the top_k that a router prefers, weighed by its softmax (arXiv:2101.03961).
+
+    normalized: the taken weights are scaled to sum to 1. shared_size: an MLP that every token takes beside them, weighed
+    by a sigmoid of its own. limit: gate and up are clamped there and up is raised by 1.
+    """
+
+    kind: ClassVar[str] = "experts"
+    n_experts: int
+    top_k: int
+    size: int
+    activation: Activation
+    normalized: bool = True
+    bias: bool = False
+    router_bias: bool = False
+    shared_size: int | None = None
+    limit: float | None = None
+
+    def __post_init__(self):
+        require(self.top_k <= self.n_experts, f"top_k: {self.top_k} is more than n_experts: {self.n_experts}")
+
+
+@dataclass(frozen=True, kw_only=True)
 class Head:
-    """Logits: final vector · weight [V, C] (+ bias). tied: the weight is the token embedding's."""
+    """Logits: scale · (final vector · weight [V, C] (+ bias)). tied: the weight is the token embedding's.
+
+    softcap: logits become cap·tanh(logit/cap).
+    """
 
     tied: bool = False
     bias: bool = False
+    scale: float = 1.0
+    softcap: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variant:
+    """Layers (from 0) that have another position, attention or MLP than the Spec says; null keeps the Spec's."""
+
+    layers: tuple[int, ...]
+    position: NoPosition | Rope | None = None
+    attention: Attention | None = None
+    mlp: NoMLP | Dense | Experts | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Spec:
     """An architecture. Sizes are V vocab_size, C hidden_size, N n_layers, H, G, D in `attention`, F in `mlp`.
 
-    embed_scale multiplies the token embedding (Gemma: √C). `tokenizer` names an encoding that ships with a library.
+    embed_scale multiplies the token embedding, residual_scale what a sublayer adds to the residual. residual: the MLP
+    reads what the attention left (`sequential`), or what the attention read: by a norm of its own (`parallel`), or by
+    the attention's (`parallel_shared`). `tokenizer` names an encoding that ships with a library.
     """
 
     name: str = ""
@@ -181,15 +282,40 @@ class Spec:
     position: NoPosition | Learned | Rope
     norm: NoNorm | LayerNorm | RMSNorm
     attention: Attention
-    mlp: NoMLP | Dense
+    mlp: NoMLP | Dense | Experts
+    residual: Literal["sequential", "parallel", "parallel_shared"] = "sequential"
+    residual_scale: float = 1.0
+    variants: tuple[Variant, ...] = ()
     lm_head: Head
     tokenizer: str = ""
 
     def __post_init__(self):
-        odd_heads = isinstance(self.position, Rope) and self.attention.head_dim % 2
-        require(not odd_heads, f"attention.head_dim: {self.attention.head_dim} is odd, and rotation turns pairs")
-        nothing_to_norm_by = self.attention.qk_norm and isinstance(self.norm, NoNorm)
-        require(not nothing_to_norm_by, "attention.qk_norm: true, but norm.kind: none says of no norm to use")
+        a, rope = self.attention, self.position
+        if isinstance(rope, Rope):
+            require(
+                rope.rotary_dim or a.head_dim % 2 == 0,
+                f"attention.head_dim: {a.head_dim} is odd, and rotation turns pairs",
+            )
+            fits = (rope.rotary_dim or 0) <= a.head_dim
+            require(fits, f"position.rotary_dim: {rope.rotary_dim} is more than attention.head_dim: {a.head_dim}")
+        normless = isinstance(self.norm, NoNorm)
+        require(
+            a.qk_norm == "none" or not normless,
+            f"attention.qk_norm: {a.qk_norm}, but norm.kind: none says of no norm to use",
+        )
+        alone = self.norm.placement == "pre" or self.residual == "sequential"
+        require(alone, f"residual: {self.residual} needs norm.placement: pre")
+        for variant in self.variants:
+            for layer in variant.layers:
+                require(layer < self.n_layers, f"variants.layers: {layer} is beyond n_layers: {self.n_layers} (from 0)")
+
+    def at(self, layer: int) -> "Spec":
+        """This Spec as it is for one layer (from 0): the parts of the variant that names it, where one does."""
+        for variant in self.variants:
+            if layer in variant.layers:
+                parts = ("position", "attention", "mlp")
+                return replace(self, variants=(), **{p: getattr(variant, p) or getattr(self, p) for p in parts})
+        return self
 
 
 def read_spec(raw: Any) -> Spec:
@@ -205,21 +331,35 @@ def _with_defaults(raw: Any) -> Any:
     if not isinstance(raw, dict):
         return raw
     raw = dict(raw)
-    attention, norm = raw.get("attention"), raw.get("norm")
-    if isinstance(attention, dict):
-        attention = raw["attention"] = dict(attention)
-        heads, size = attention.get("n_heads"), raw.get("hidden_size")
-        attention.setdefault("n_kv_heads", heads)
-        attention.setdefault("o_bias", attention.get("bias", False))
-        if "head_dim" not in attention and type(heads) is int and type(size) is int and heads > 0:
-            require(
-                size % heads == 0,
-                f"attention.n_heads: {heads} does not divide hidden_size: {size} (or give attention.head_dim)",
-            )
-            attention["head_dim"] = size // heads
+    norm, variants = raw.get("norm"), raw.get("variants")
     if isinstance(norm, dict) and norm.get("placement") == "post":
         raw["norm"] = {"final": False} | norm
+    if isinstance(raw.get("attention"), dict):
+        raw["attention"] = _attention_with_defaults(raw["attention"], raw.get("hidden_size"))
+    if isinstance(variants, list):
+        raw["variants"] = [_variant_with_defaults(one, raw) if isinstance(one, dict) else one for one in variants]
     return raw
+
+
+def _attention_with_defaults(attention: dict, size: Any) -> dict:
+    attention, heads = dict(attention), attention.get("n_heads")
+    attention.setdefault("n_kv_heads", heads)
+    attention.setdefault("o_bias", attention.get("bias", False))
+    if attention.get("head_dim") is None and type(heads) is int and type(size) is int and heads > 0:
+        require(
+            size % heads == 0,
+            f"attention.n_heads: {heads} does not divide hidden_size: {size} (or give attention.head_dim)",
+        )
+        attention["head_dim"] = size // heads
+    return attention
+
+
+def _variant_with_defaults(variant: dict, raw: dict) -> dict:
+    """A variant's attention says only what differs from the Spec's."""
+    attention, common = variant.get("attention"), raw.get("attention")
+    if isinstance(attention, dict) and isinstance(common, dict):
+        return variant | {"attention": common | attention}
+    return variant
 
 
 def decode(kind: Any, raw: Any, path: str) -> Any:
@@ -233,11 +373,19 @@ def decode(kind: Any, raw: Any, path: str) -> Any:
         if raw is None and NoneType in args:
             return None
         options = [a for a in args if a is not NoneType]
-        return _decode_tagged(options, raw, path) if is_dataclass(options[0]) else decode(options[0], raw, path)
+        tagged = is_dataclass(options[0]) and hasattr(options[0], "kind")
+        return _decode_tagged(options, raw, path) if tagged else decode(options[0], raw, path)
     if is_dataclass(kind):
         return _decode_fields(kind, raw, path)
+    if origin is tuple:
+        require(isinstance(raw, (list, tuple)), f"{here}: {show(raw)} is not a list")
+        # Layers count from 0, so a list of whole numbers may hold it; a size may not.
+        return tuple(
+            one if args[0] is int and one == 0 and type(one) is int else decode(args[0], one, f"{path}.{i}")
+            for i, one in enumerate(raw)
+        )
     if origin is Literal:
-        require(raw in args, f"{here}: {show(raw)} is not one of {', '.join(args)}")
+        require(type(raw) in map(type, args) and raw in args, f"{here}: {show(raw)} is not one of {', '.join(args)}")
         return raw
     if kind is float and type(raw) is int:
         raw = float(raw)
@@ -288,6 +436,8 @@ def _decode_fields(kind: Any, raw: Any, path: str) -> Any:
 
 def to_dict(part: Any) -> Any:
     """A Spec as the nested mapping that read_spec takes, every value stated."""
+    if isinstance(part, tuple):
+        return [to_dict(one) for one in part]
     if not is_dataclass(part):
         return part
     kind = {"kind": part.kind} if hasattr(part, "kind") else {}

@@ -9,12 +9,13 @@ from collections.abc import Callable, Iterator
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
-from gptcli.spec import Dense, Rope, Spec
+from gptcli.spec import Dense, Experts, NoMLP, Rope, Spec
 
 # Every activation in order of birth, with its axes. B texts, T queries, S keys, C hidden size, H heads, G key/value
-# heads, D head size, F MLP size, V vocabulary. `#` is the layer, from 0.
+# heads, D head size, F MLP size, E experts, V vocabulary. `#` is the layer, from 0.
 POINTS = {
     "embed": "BTC",
+    "embed_norm": "BTC",
     "layers.#.resid_pre": "BTC",
     "layers.#.attn_norm": "BTC",
     "layers.#.attn.q": "BHTD",
@@ -26,14 +27,18 @@ POINTS = {
     "layers.#.attn.k_rot": "BGSD",
     "layers.#.attn.scores": "BHTS",
     "layers.#.attn.pattern": "BHTS",
+    "layers.#.attn.sink": "BHT",
     "layers.#.attn.z": "BHTD",
     "layers.#.attn_out": "BTC",
+    "layers.#.attn_out_norm": "BTC",
     "layers.#.resid_mid": "BTC",
     "layers.#.mlp_norm": "BTC",
+    "layers.#.mlp.router": "BTE",
     "layers.#.mlp.up": "BTF",
     "layers.#.mlp.gate": "BTF",
     "layers.#.mlp.act": "BTF",
     "layers.#.mlp_out": "BTC",
+    "layers.#.mlp_out_norm": "BTC",
     "layers.#.resid_post": "BTC",
     "final_norm": "BTC",
     "logits": "BTV",
@@ -42,45 +47,49 @@ POINTS = {
 
 def points(spec: Spec) -> Iterator[tuple[str, str]]:
     """(path, axes) of every activation that this architecture has, in order of birth."""
-    absent = set()
-    if not isinstance(spec.position, Rope):
-        absent |= {"attn.q_rot", "attn.k_rot"}
-    if not spec.attention.qk_norm:
-        absent |= {"attn.q_norm", "attn.k_norm"}
-    if spec.norm.placement == "none":
-        absent |= {"attn_norm", "mlp_norm"}
-    if not isinstance(spec.mlp, Dense):
-        absent |= {"mlp_norm", "mlp.up", "mlp.gate", "mlp.act", "mlp_out"}
-    elif not spec.mlp.gated:
-        absent |= {"mlp.gate"}
-    inside = [(p.removeprefix("layers.#."), a) for p, a in POINTS.items() if p.startswith("layers.#.")]
-    inside = [(p, a) for p, a in inside if p not in absent]
-    if spec.norm.placement == "post":
-        inside = _norms_after_sums(inside)
     yield "embed", POINTS["embed"]
+    if spec.norm.embedding:
+        yield "embed_norm", POINTS["embed_norm"]
     for i in range(spec.n_layers):
-        yield from ((f"layers.{i}.{point}", axes) for point, axes in inside)
+        yield from ((f"layers.{i}.{point}", POINTS[f"layers.#.{point}"]) for point in _inside(spec.at(i)))
     if spec.norm.final:
         yield "final_norm", POINTS["final_norm"]
     yield "logits", POINTS["logits"]
 
 
-def _norms_after_sums(inside: list[tuple[str, str]]) -> list[tuple[str, str]]:
-    """A layer's points in order of birth where each norm takes the sum that its sublayer ends in."""
-    norms = {"attn_norm": "resid_mid", "mlp_norm": "resid_post"}
-    order = [point for point, _ in inside if point not in norms]
-    for norm, follows in norms.items():
-        if (norm, "BTC") in inside:
-            order.insert(order.index(follows), norm)
-    axes = dict(inside)
-    return [(point, axes[point]) for point in order]
+def _inside(spec: Spec) -> Iterator[str]:
+    """The points of one layer, in order of birth."""
+    placement, a = spec.norm.placement, spec.attention
+    before, output, post = placement in ("pre", "sandwich"), placement in ("output", "sandwich"), placement == "post"
+    normed = ("attn.q_norm", "attn.k_norm") if a.qk_norm in ("head", "each") else ()
+    turned = ("attn.q_rot", "attn.k_rot") if isinstance(spec.position, Rope) else ()
+    yield "resid_pre"
+    yield from ("attn_norm",) * before
+    yield from ("attn.q", "attn.k", "attn.v")
+    yield from (*normed, *turned) if a.qk_norm_place == "before" else (*turned, *normed)
+    yield from ("attn.scores", "attn.pattern")
+    yield from ("attn.sink",) * a.sinks
+    yield from ("attn.z", "attn_out")
+    yield from ("attn_out_norm",) * output
+    yield from ("attn_norm",) * post
+    yield "resid_mid"
+    if not isinstance(spec.mlp, NoMLP):
+        yield from ("mlp_norm",) * (before and spec.residual != "parallel_shared")
+        if isinstance(spec.mlp, Dense):
+            yield from ("mlp.up", "mlp.gate", "mlp.act") if spec.mlp.gated else ("mlp.up", "mlp.act")
+        else:
+            yield "mlp.router"
+        yield "mlp_out"
+        yield from ("mlp_out_norm",) * output
+        yield from ("mlp_norm",) * post
+    yield "resid_post"
 
 
 def sizes(spec: Spec, batch: int, queries: int, keys: int) -> dict[str, int]:
-    """What each letter of POINTS stands for in one run."""
-    mlp = spec.mlp.size if isinstance(spec.mlp, Dense) else 0
-    a = spec.attention
-    letters = {"B": batch, "T": queries, "S": keys, "C": spec.hidden_size, "V": spec.vocab_size, "F": mlp}
+    """What each letter of POINTS stands for in one run and one layer (`spec.at(i)`)."""
+    a, mlp = spec.attention, spec.mlp
+    letters = {"B": batch, "T": queries, "S": keys, "C": spec.hidden_size, "V": spec.vocab_size}
+    letters |= {"F": mlp.size} if isinstance(mlp, Dense) else {"E": mlp.n_experts} if isinstance(mlp, Experts) else {}
     return letters | {"H": a.n_heads, "G": a.n_kv_heads, "D": a.head_dim}
 
 

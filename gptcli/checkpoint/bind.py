@@ -1,10 +1,10 @@
 """Joins a checkpoint's tensors to a layout, name by name, and refuses what does not fit. Reads no weights."""
 
-import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from gptcli.checkpoint.safetensors import FLOATS, TensorInfo
 from gptcli.errors import GptcliError
@@ -13,20 +13,29 @@ from gptcli.layout import Param
 
 
 class Bound(NamedTuple):
-    """Where a parameter's data lies: rows start to stop of a stored tensor's output axis, which may be its last."""
+    """Where a parameter's data lies in a stored tensor: take `item` of the first axis (None: the whole), transpose, then
+    cut the rows: `start` to `stop` of them (blocks), the `part`-th of `parts` within each group of parts · size rows
+    (heads; a group is a head of `size` rows a part), or every parts-th from the part-th on (turns).
+    """
 
     stored: str
+    item: int | None
+    transposed: bool
+    fused: Literal["blocks", "heads", "turns"]
     start: int
     stop: int
-    transposed: bool
+    part: int
+    parts: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class Binding:
-    """Every untied parameter's Bound; what else the file holds: buffers, and a head beside a tie."""
+    """Every untied parameter's Bound; what else the file holds: buffers, unused weights, and a head beside a tie."""
 
     bounds: dict[str, Bound]
+    prefix: str = ""
     buffers: list[str] = field(default_factory=list)
+    unused: list[str] = field(default_factory=list)
     spare_head: str = ""
 
 
@@ -35,11 +44,11 @@ def bind(params: Iterable[Param], infos: Mapping[str, TensorInfo], family: Famil
 
     Raises GptcliError for a tensor that is missing, misshaped, of a type that holds no weights, or left over.
     """
-    table = {p.name: p for p in params}
-    prefix = max(family.prefixes, key=lambda prefix: _found(table, infos, family, prefix))
+    names = _Names(tuple(params), family)
+    prefix = names.prefix_among(infos)
     bounds, used, spare_head, faults = {}, set(), "", []
-    for param in table.values():
-        bound, shape = _wanted(param, table, family, prefix)
+    for param in names.table.values():
+        bound, shape = names.wanted(param, prefix)
         info = infos.get(bound.stored)
         if param.tied_to:
             spare_head = bound.stored if info else ""
@@ -54,45 +63,89 @@ def bind(params: Iterable[Param], infos: Mapping[str, TensorInfo], family: Famil
             faults.append(f"tensor {bound.stored!r} is {info.dtype}, which holds no weights that can be run")
         bounds[param.name] = bound
     left = [name for name in infos if name not in used]
-    buffers = [name for name in left if any(fnmatchcase(name, "*" + pattern) for pattern in family.buffers)]
-    faults += [f"tensor {name!r} is left over: no parameter reads it" for name in left if name not in buffers]
+    buffers = [name for name in left if _matches(name, family.buffers)]
+    unused = [name for name in left if _matches(name, family.unused)]
+    known = {*buffers, *unused}
+    faults += [f"tensor {name!r} is left over: no parameter reads it" for name in left if name not in known]
     if faults:
         more = f" (and {len(faults) - 1} faults more)" if len(faults) > 1 else ""
         raise GptcliError(f"{where}: {faults[0]}{more}", "the config and the weights must be of one model", "bind")
-    return Binding(bounds=bounds, buffers=buffers, spare_head=spare_head)
-
-
-def _wanted(param: Param, table: Mapping[str, Param], family: Family, prefix: str) -> tuple[Bound, tuple[int, ...]]:
-    """The stored tensor that a parameter should lie in, its rows there, and that tensor's whole shape."""
-    stem, leaf = param.name.rsplit(".", 1)
-    layer = re.search(r"\.(\d+)\.", stem)
-    number = layer[1] if layer else ""
-    names, stored = _entry(stem.replace(f".{number}.", ".#.", 1) if layer else stem, family)
-    start = rows = 0
-    for name in names:
-        mate = table[f"{name.replace('#', number)}.{leaf}"]
-        start = rows if mate is param else start
-        rows += mate.shape[0]
-    transposed = stored.transposed and len(param.shape) == 2
-    shape = (rows, *param.shape[1:])
-    name = ("" if stored.outside else prefix) + stored.name.replace("#", number) + "." + leaf
-    return Bound(name, start, start + param.shape[0], transposed), shape[::-1] if transposed else shape
-
-
-def _entry(stem: str, family: Family) -> tuple[tuple[str, ...], Stored]:
-    for names, stored in family.names.items():
-        names = (names,) if isinstance(names, str) else names
-        if stem in names:
-            return names, stored
-    return (stem,), Stored(stem)
-
-
-def _found(table: Mapping[str, Param], names: Iterable[str], family: Family, prefix: str) -> int:
-    """How many of the layout's own weights stand under this family's names and prefix."""
-    return sum(_wanted(p, table, family, prefix)[0].stored in names for p in table.values() if not p.tied_to)
+    return Binding(bounds=bounds, prefix=prefix, buffers=buffers, unused=unused, spare_head=spare_head)
 
 
 def recognise(params: Iterable[Param], names: Mapping[str, TensorInfo], families: Iterable[Family]) -> Family:
     """The family whose names for this layout are found most often among the stored ones."""
-    table = {p.name: p for p in params}
-    return max(families, key=lambda family: max(_found(table, names, family, prefix) for prefix in family.prefixes))
+    params = tuple(params)
+
+    def found(family: Family) -> int:
+        table = _Names(params, family)
+        return max(table.found(names, prefix) for prefix in family.prefixes)
+
+    return max(families, key=found)
+
+
+def _matches(name: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatchcase(name, f"*{pattern}") for pattern in patterns)
+
+
+class _Names:
+    """A layout in a family's names."""
+
+    def __init__(self, params: tuple[Param, ...], family: Family):
+        self.family, self.table = family, {p.name: p for p in params}
+        self.entries = {
+            stem: (stems if isinstance(stems, tuple) else (stems,), stored)
+            for stems, stored in family.names.items()
+            for stem in (stems if isinstance(stems, tuple) else (stems,))
+        }
+        # How many experts (or heads) a layer has of each thing that is declared one by one.
+        self.siblings = Counter(_template(name, keep_layer=True)[0] for name in self.table)
+
+    def found(self, names: Iterable[str], prefix: str) -> int:
+        """How many of the layout's own weights stand under this prefix."""
+        return sum(self.wanted(p, prefix)[0].stored in names for p in self.table.values() if not p.tied_to)
+
+    def prefix_among(self, names: Mapping[str, TensorInfo]) -> str:
+        prefixes = self.family.prefixes
+        return prefixes[0] if len(prefixes) == 1 else max(prefixes, key=lambda prefix: self.found(names, prefix))
+
+    def wanted(self, param: Param, prefix: str) -> tuple[Bound, tuple[int, ...]]:
+        """The stored tensor that a parameter should lie in, its place there, and that tensor's whole shape."""
+        template, numbers = _template(param.name)
+        stem, _, leaf = template.rpartition(".")
+        if template in self.entries:
+            stem, leaf = template, ""
+        stems, stored = self.entries.get(stem, ((stem,), Stored(stem)))
+        mates = [self.table[_filled(f"{one}.{leaf}" if leaf else one, numbers)] for one in stems]
+        sizes = [mate.shape[0] for mate in mates]
+        part = mates.index(param)
+        start = sum(sizes[:part])
+        transposed = stored.transposed and len(param.shape) == 2
+        shape = (sum(sizes), *param.shape[1:])
+        shape = shape[::-1] if transposed else shape
+        item = None
+        if "@" in stem and "@" not in stored.name:
+            item = int(numbers["@"])
+            shape = (self.siblings[_template(param.name, keep_layer=True)[0]], *shape)
+        ending = dict(zip(("weight", "bias", ""), (*stored.leaves, "")))[leaf]
+        name = ("" if stored.outside else prefix) + _filled(stored.name, numbers) + ending
+        return Bound(name, item, transposed, stored.fused, start, start + sizes[part], part, len(sizes)), shape
+
+
+def _template(name: str, keep_layer: bool = False) -> tuple[str, dict[str, str]]:
+    """`layers.3.mlp.experts.7.up.weight` → `layers.#.mlp.experts.@.up.weight` and what # and @ stand for."""
+    numbers: dict[str, str] = {}
+    parts = []
+    for part in name.split("."):
+        if part.isdigit():
+            sign = "@" if "#" in numbers else "#"
+            numbers[sign] = part
+            part = part if keep_layer and sign == "#" else sign
+        parts.append(part)
+    return ".".join(parts), numbers
+
+
+def _filled(template: str, numbers: Mapping[str, str]) -> str:
+    for sign, number in numbers.items():
+        template = template.replace(sign, number)
+    return template

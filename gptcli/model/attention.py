@@ -3,30 +3,26 @@
 B batch, T queries, S keys, C hidden size, H heads, G key/value heads, D head size.
 """
 
-from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gptcli.model.ops import linear, norm, rotate, wide
+from gptcli.model.ops import linear, norm, rotate, softcap, wide
 from gptcli.model.weights import Weights
 from gptcli.spec import Attention, Spec
 from gptcli.trace import Silent
 
 
-@dataclass(frozen=True)
 class Sight:
     """Who may see whom: the one place where a mask comes from.
 
     queries [B or 1, T] and keys [B or 1, S]: positions; present [B, S]: keys that are tokens, not padding (None: all).
     """
 
-    queries: Tensor
-    keys: Tensor
-    present: Tensor | None
-    causal: bool
-    window: int | None
+    def __init__(self, queries: Tensor, keys: Tensor, present: Tensor | None, causal: bool, window: int | None):
+        self.queries, self.keys, self.present, self.causal, self.window = queries, keys, present, causal, window
 
     @classmethod
     def of(cls, part: Attention, positions: Tensor, present: Tensor | None) -> "Sight":
@@ -35,8 +31,11 @@ class Sight:
 
     def at(self, rows: slice) -> "Sight":
         """Only these queries look."""
+        if rows == slice(None):
+            return self
         return Sight(self.queries[:, rows], self.keys, self.present, self.causal, self.window)
 
+    @cached_property
     def mask(self) -> Tensor:
         """[B or 1, 1, T, S], True where the query may see the key."""
         ago = self.queries[:, None, :, None] - self.keys[:, None, None, :]  # → [B, 1, T, S]
@@ -45,18 +44,19 @@ class Sight:
             seen = seen & (ago < self.window)
         return seen if self.present is None else seen & self.present[:, None, None, :]
 
+    @property
     def narrow(self) -> bool:
         """Does the window hide anything?"""
         return self.window is not None and self.window < self.keys.shape[1]
 
     def for_kernel(self) -> dict:
         """This mask as the kernel's arguments: its own causal flag, or nothing, where that says the same."""
-        if self.present is None and not self.narrow():
+        if self.present is None and not self.narrow:
             if not self.causal or self.queries.shape[1] == 1:  # a lone query is the last: it sees every key
                 return {}
             if self.queries.shape[1] == self.keys.shape[1]:
                 return {"is_causal": True}
-        return {"attn_mask": self.mask()}
+        return {"attn_mask": self.mask}
 
 
 def attention(
@@ -73,22 +73,38 @@ def attention(
     turns: rotations of the queries and of the keys, or None. arXiv:1706.03762, 2305.13245 (grouped key/value heads).
     """
     part = spec.attention
-    q = probe("q", split_heads(linear(x, w, "q"), part.n_heads))
-    k = probe("k", split_heads(linear(memory, w, "k"), part.n_kv_heads))
-    v = probe("v", split_heads(linear(memory, w, "v"), part.n_kv_heads))
-    if part.qk_norm:
-        q, k = probe("q_norm", norm(q, w, "q_norm", spec)), probe("k_norm", norm(k, w, "k_norm", spec))
+    q, k, v = linear(x, w, "q"), linear(memory, w, "k"), linear(memory, w, "v")  # [B, T, H·D], [B, S, G·D] twice
+    if part.qk_norm == "whole":
+        q, k = norm(q, w, "q_norm", spec), norm(k, w, "k_norm", spec)
+    q = probe("q", split_heads(q, part.n_heads))
+    k = probe("k", split_heads(k, part.n_kv_heads))
+    v = probe("v", split_heads(v, part.n_kv_heads))
+    if part.qk_norm_place == "before":
+        q, k = norm_heads(q, "q_norm", w, spec, probe), norm_heads(k, "k_norm", w, spec, probe)
     if turns is not None:
         q = probe("q_rot", rotate(q, turns[0], spec.position))
         k = probe("k_rot", rotate(k, turns[1], spec.position))
+    if part.qk_norm_place == "after":
+        q, k = norm_heads(q, "q_norm", w, spec, probe), norm_heads(k, "k_norm", w, spec, probe)
     scale = q.shape[-1] ** -0.5 if part.scale is None else part.scale
-    z = F.scaled_dot_product_attention(
-        q, k, v, scale=scale, enable_gqa=q.shape[1] != k.shape[1], **sight.for_kernel()
-    )  # [B, H, T, D]
-    if sight.present is not None:
-        z = z.masked_fill(~sight.mask().any(-1, keepdim=True), 0)  # a query that sees nothing reads nothing
-    watch(q, k, sight, scale, probe)
+    sinks = w.get("sinks")
+    if part.softcap is None:
+        z = fused(q, k, v, sight, scale, sinks)
+        watch(q, k, sight, scale, sinks, None, probe)
+    else:
+        z = explicit(q, k, v, sight, scale, sinks, part.softcap)
+        watch(q, k, sight, scale, sinks, part.softcap, probe)
     return linear(merge_heads(probe("z", z)), w, "o")
+
+
+def norm_heads(x: Tensor, name: str, w: Weights, spec: Spec, probe: Silent) -> Tensor:
+    """q or k [B, H, T, D] normed head by head, where this architecture does so."""
+    kind = spec.attention.qk_norm
+    if kind == "head":
+        return probe(name, norm(x, w, name, spec))
+    if kind == "each":
+        return probe(name, torch.stack([norm(h, w, f"{name}.{i}", spec) for i, h in enumerate(x.unbind(1))], 1))
+    return x
 
 
 def split_heads(x: Tensor, heads: int) -> Tensor:
@@ -99,24 +115,57 @@ def merge_heads(x: Tensor) -> Tensor:
     return x.transpose(1, 2).flatten(-2)  # [B, H, T, D] → [B, T, H·D]
 
 
-def watch(q: Tensor, k: Tensor, sight: Sight, scale: float, probe: Silent) -> None:
+def fused(q: Tensor, k: Tensor, v: Tensor, sight: Sight, scale: float, sinks: Tensor | None) -> Tensor:
+    """Softmax-weighted values by the fused kernel: q [B, H, T, D], k and v [B, G, S, D] → [B, H, T, D]."""
+    seen = sight.for_kernel()
+    if sinks is not None:
+        # A sink is one more key: its value is zero, and its score stands in the additive mask.
+        mask = torch.zeros_like(sight.mask, dtype=q.dtype).masked_fill(~sight.mask, float("-inf"))
+        mask = mask.expand(-1, q.shape[1], -1, -1)
+        column = sinks.to(q.dtype)[None, :, None, None].expand(*mask.shape[:3], 1)
+        seen = {"attn_mask": torch.cat((mask, column), -1)}  # [B, H, T, S + 1]
+        k, v = F.pad(k, (0, 0, 0, 1)), F.pad(v, (0, 0, 0, 1))  # [B, G, S + 1, D]
+    z = F.scaled_dot_product_attention(q, k, v, scale=scale, enable_gqa=q.shape[1] != k.shape[1], **seen)
+    return z if sight.present is None else z.masked_fill(~sight.mask.any(-1, keepdim=True), 0)
+
+
+def explicit(q: Tensor, k: Tensor, v: Tensor, sight: Sight, scale: float, sinks: Tensor | None, cap: float) -> Tensor:
+    """The same, step by step, for what the kernel can't express (a soft cap on the scores)."""
+    group = q.shape[1] // k.shape[1]
+    k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)  # [B, G, S, D] → [B, H, S, D]
+    _, pattern, _ = weigh(q, k, sight.mask, scale, sinks, cap)
+    return (pattern @ v.to(pattern.dtype)).to(q.dtype)  # [B, H, T, S] · [B, H, S, D] → [B, H, T, D]
+
+
+def watch(
+    q: Tensor, k: Tensor, sight: Sight, scale: float, sinks: Tensor | None, cap: float | None, probe: Silent
+) -> None:
     """Scores and softmax weights of the heads and queries that the probe asks for, from what the kernel was given."""
-    wanted = probe.selection("scores") or probe.selection("pattern")
+    wanted = probe.selection("scores") or probe.selection("pattern") or probe.selection("sink")
     if wanted is None:
         return
     heads = torch.arange(q.shape[1], device=q.device)[wanted.heads]
     kv_heads = heads // (q.shape[1] // k.shape[1])  # query head h reads key/value head h // (H / G)
-    scores, pattern = weigh(q[:, heads, wanted.queries], k[:, kv_heads], sight.at(wanted.queries).mask(), scale)
-    probe("scores", scores)
-    probe("pattern", pattern)
+    sinks = None if sinks is None else sinks[heads]
+    found = weigh(q[:, heads, wanted.queries], k[:, kv_heads], sight.at(wanted.queries).mask, scale, sinks, cap)
+    for name, x in zip(("scores", "pattern", "sink"), found):
+        if x is not None:
+            probe(name, x)
 
 
-def weigh(q: Tensor, k: Tensor, mask: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """Scaled scores before the mask, and softmax weights after it: q [B, H, T, D], k [B, H, S, D] → two [B, H, T, S].
+def weigh(
+    q: Tensor, k: Tensor, mask: Tensor, scale: float, sinks: Tensor | None = None, cap: float | None = None
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Scores before the mask, softmax weights after it, and the sinks' share of them.
 
-    A query that sees no key weighs none (zeros). Half types compute in float32.
+    q [B, H, T, D], k [B, H, S, D], mask [B, 1, T, S] → two of [B, H, T, S] and [B, H, T]. A query that sees no key
+    weighs none (zeros). Half types compute in float32.
     """
     q, k = q.to(wide(q.dtype)), k.to(wide(k.dtype))
-    scores = q @ k.mT * scale  # [B, H, T, D] · [B, H, D, S] → [B, H, T, S]
-    pattern = scores.masked_fill(~mask, float("-inf")).softmax(-1)
-    return scores, pattern.masked_fill(~mask.any(-1, keepdim=True), 0)
+    scores = softcap(q @ k.mT * scale, cap)  # [B, H, T, D] · [B, H, D, S] → [B, H, T, S]
+    seen = scores.masked_fill(~mask, float("-inf"))
+    if sinks is None:
+        return scores, seen.softmax(-1).masked_fill(~mask.any(-1, keepdim=True), 0), None
+    column = sinks.to(seen.dtype)[None, :, None, None].expand(*seen.shape[:3], 1)
+    pattern = torch.cat((seen, column), -1).softmax(-1)  # [B, H, T, S + 1]
+    return scores, pattern[..., :-1], pattern[..., -1]

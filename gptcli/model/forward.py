@@ -4,7 +4,8 @@ B texts, T positions, C hidden size, V vocabulary. A layer is two lines: r = x +
 y = r + mlp(norm(r)).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from typing import Literal
 
 import torch
@@ -71,14 +72,19 @@ def forward(inputs: Inputs, weights: Weights, spec: Spec, probe: Silent = SILENT
     check(inputs, spec)
     positions, everyone = inputs.positions, slice(None)
     x = probe("embed", embed(inputs.ids, positions, weights, spec))  # [B, T] → [B, T, C]
-    sight = Sight.of(spec.attention, positions, inputs.mask)
-    rotation = rotary(spec, positions, x.dtype)
+    if spec.norm.embedding:
+        x = probe("embed_norm", norm(x, weights, "embed_norm", spec))
+    # Layers of one kind share one mask and one table of angles.
+    sights = cache(lambda part: Sight.of(part, positions, inputs.mask))
+    rotations = cache(lambda part: rotary(replace(spec, position=part), positions, x.dtype))
     for i in range(spec.n_layers):
+        here = spec.at(i)
         rows = slice(-1, None) if inputs.rows == "last" and i == spec.n_layers - 1 else everyone
-        x = layer(x, rows, sight, rotation, weights.at(f"layers.{i}"), spec, probe.at(f"layers.{i}"))
+        sight, rotation = sights(here.attention), rotations(here.position)
+        x = layer(x, rows, sight, rotation, weights.at(f"layers.{i}"), here, probe.at(f"layers.{i}"))
     if spec.norm.final:
         x = probe("final_norm", norm(x, weights, "final_norm", spec))
-    return probe("logits", head(x, weights))  # [B, T, C] → [B, T, V]
+    return probe("logits", head(x, weights, spec.lm_head))  # [B, T, C] → [B, T, V]
 
 
 def layer(
@@ -92,16 +98,31 @@ def layer(
 ) -> Tensor:
     """r = x + attention(norm(x)); y = r + mlp(norm(r)). x [B, T, C] → [B, rows of T, C]."""
     x = probe("resid_pre", x)
-    h = placed(x, "pre", "attn_norm", w, spec, probe)
+    h = read(x, "attn_norm", w, spec, probe)
     turns = rotation and (tuple(table[:, :, rows] for table in rotation), rotation)
-    out = attention(h[:, rows], h, sight.at(rows), turns, w.at("attn"), spec, probe.at("attn"))
-    r = probe("resid_mid", placed(x[:, rows] + probe("attn_out", out), "post", "attn_norm", w, spec, probe))
+    x, out = x[:, rows], attention(h[:, rows], h, sight.at(rows), turns, w.at("attn"), spec, probe.at("attn"))
+    r = probe("resid_mid", add(x, out, "attn", w, spec, probe))
     if isinstance(spec.mlp, NoMLP):
         return probe("resid_post", r)
-    out = mlp(placed(r, "pre", "mlp_norm", w, spec, probe), w.at("mlp"), spec.mlp, probe.at("mlp"))
-    return probe("resid_post", placed(r + probe("mlp_out", out), "post", "mlp_norm", w, spec, probe))
+    h = h[:, rows] if spec.residual == "parallel_shared" else read(beside(x, r, spec), "mlp_norm", w, spec, probe)
+    out = mlp(h, w.at("mlp"), spec.mlp, probe.at("mlp"))
+    return probe("resid_post", add(r, out, "mlp", w, spec, probe))
 
 
-def placed(x: Tensor, here: str, name: str, w: Weights, spec: Spec, probe: Silent) -> Tensor:
-    """x normed where this architecture places its norms (`pre` a sublayer, `post` its sum); x itself elsewhere."""
-    return probe(name, norm(x, w, name, spec)) if spec.norm.placement == here else x
+def beside(x: Tensor, r: Tensor, spec: Spec) -> Tensor:
+    """What the MLP reads: what the attention left, or in parallel what the attention read."""
+    return r if spec.residual == "sequential" else x
+
+
+def read(x: Tensor, name: str, w: Weights, spec: Spec, probe: Silent) -> Tensor:
+    """The residual stream as a sublayer reads it: normed, where this architecture norms before its sublayers."""
+    return probe(name, norm(x, w, name, spec)) if spec.norm.placement in ("pre", "sandwich") else x
+
+
+def add(x: Tensor, out: Tensor, name: str, w: Weights, spec: Spec, probe: Silent) -> Tensor:
+    """The residual stream with what a sublayer gives; normed is the output or the sum, where this architecture does."""
+    out = probe(f"{name}_out", out)
+    if spec.norm.placement in ("output", "sandwich"):
+        out = probe(f"{name}_out_norm", norm(out, w, f"{name}_out_norm", spec))
+    x = x + (out if spec.residual_scale == 1.0 else out * spec.residual_scale)
+    return probe(f"{name}_norm", norm(x, w, f"{name}_norm", spec)) if spec.norm.placement == "post" else x

@@ -14,8 +14,14 @@ from gptcli.layout import Param
 from gptcli.model.weights import Lazy
 
 
-def stored_weights(binding: Binding, infos: Mapping[str, TensorInfo], dtype: torch.dtype, device: torch.device) -> Lazy:
-    """Every bound parameter in the layout's shape. A 2-D weight that lies [in, out] becomes a transposed view."""
+def stored_weights(
+    binding: Binding,
+    params: Mapping[str, Param],
+    infos: Mapping[str, TensorInfo],
+    dtype: torch.dtype,
+    device: torch.device,
+) -> Lazy:
+    """Every bound parameter in the layout's shape, each read when it is first asked for."""
     files: dict[Path, Any] = {}
 
     def read(stored: str) -> Tensor:
@@ -24,15 +30,20 @@ def stored_weights(binding: Binding, infos: Mapping[str, TensorInfo], dtype: tor
             files[path] = safe_open(path, framework="pt")
         return files[path].get_tensor(stored)
 
-    def maker(bound: Bound) -> Callable[[], Tensor]:
-        def make() -> Tensor:
-            tensor = read(bound.stored)
-            tensor = tensor.T if bound.transposed else tensor
-            return tensor[bound.start : bound.stop].to(device, dtype)
+    def maker(bound: Bound, param: Param) -> Callable[[], Tensor]:
+        return lambda: cut(read(bound.stored), bound, param).to(device, dtype)
 
-        return make
+    return Lazy({name: maker(bound, params[name]) for name, bound in binding.bounds.items()})
 
-    return Lazy({name: maker(bound) for name, bound in binding.bounds.items()})
+
+def cut(tensor: Tensor, bound: Bound, param: Param) -> Tensor:
+    """A parameter out of the stored tensor that holds it: a view, but a copy where parts alternate within each head."""
+    tensor = tensor if bound.item is None else tensor[bound.item]
+    tensor = tensor.T if bound.transposed else tensor
+    if bound.fused == "heads":
+        grouped = tensor.unflatten(0, (-1, bound.parts, param.head_dim))  # [H · parts · D, …] → [H, parts, D, …]
+        return grouped[:, bound.part].flatten(0, 1)  # → [H · D, …]
+    return tensor[bound.part :: bound.parts] if bound.fused == "turns" else tensor[bound.start : bound.stop]
 
 
 def settle_tie(weights: Lazy, params: Mapping[str, Param]) -> bool:

@@ -1,4 +1,5 @@
-"""The operations that act on each position by itself. C hidden size, F MLP size, V vocabulary, D head size.
+"""The operations that act on each position by itself. C hidden size, F MLP size, V vocabulary, D head size (R of
+it rotated), E experts.
 
 float32 and float64 compute in themselves; half types compute norms, rotation and logits in float32.
 """
@@ -10,13 +11,30 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gptcli.model.weights import Weights
-from gptcli.spec import Dense, LayerNorm, Learned, LinearScaling, Llama3Scaling, NoNorm, NoScaling, Rope, Spec
-from gptcli.trace import Silent
+from gptcli.spec import (
+    Dense,
+    DynamicScaling,
+    Experts,
+    Head,
+    LayerNorm,
+    Learned,
+    LinearScaling,
+    Llama3Scaling,
+    LongRopeScaling,
+    NoNorm,
+    NoScaling,
+    Rope,
+    Spec,
+    YarnScaling,
+)
+from gptcli.trace import SILENT, Silent
 
 ACTIVATIONS = {
     "relu": F.relu,
+    "relu_squared": lambda x: F.relu(x).square(),
     "gelu": F.gelu,
     "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "gelu_sigmoid": lambda x: x * torch.sigmoid(1.702 * x),
     "silu": F.silu,
 }
 
@@ -36,13 +54,18 @@ def norm(x: Tensor, w: Weights, name: str, spec: Spec) -> Tensor:
     part = spec.norm
     if isinstance(part, NoNorm):
         return x
-    weight, bias = w[f"{name}.weight"], w.get(f"{name}.bias")
+    weight, bias = w.get(f"{name}.weight"), w.get(f"{name}.bias")
     h = x.to(wide(x.dtype))
     if isinstance(part, LayerNorm):
         bias = bias if bias is None else bias.to(h.dtype)
         return F.layer_norm(h, weight.shape, weight.to(h.dtype), bias, part.eps).to(x.dtype)
     h = h * torch.rsqrt(h.square().mean(-1, keepdim=True) + part.eps)
-    return (h * (part.offset + weight.to(h.dtype))).to(x.dtype)
+    return (h if weight is None else h * (part.offset + weight.to(h.dtype))).to(x.dtype)
+
+
+def softcap(x: Tensor, cap: float | None) -> Tensor:
+    """cap · tanh(x / cap): x where it is small, never beyond ±cap (arXiv:2408.00118)."""
+    return x if cap is None else cap * torch.tanh(x / cap)
 
 
 def embed(ids: Tensor, positions: Tensor, w: Weights, spec: Spec) -> Tensor:
@@ -51,62 +74,131 @@ def embed(ids: Tensor, positions: Tensor, w: Weights, spec: Spec) -> Tensor:
     if spec.embed_scale != 1.0:
         x = x * torch.tensor(spec.embed_scale, dtype=x.dtype)
     if isinstance(spec.position, Learned):
-        x = x + w.rows("pos_embed.weight", positions)
+        x = x + w.rows("pos_embed.weight", positions + spec.position.offset)
     return x
 
 
-def mlp(x: Tensor, w: Weights, part: Dense, probe: Silent) -> Tensor:
-    """down(act(up(x))), or gated: down(act(gate(x)) · up(x)). [B, T, C] → [B, T, C]."""
-    up = probe("up", linear(x, w, "up"))  # [B, T, C] → [B, T, F]
+def mlp(x: Tensor, w: Weights, part: Dense | Experts, probe: Silent) -> Tensor:
+    """[B, T, C] → [B, T, C], each position by itself."""
+    return experts(x, w, part, probe) if isinstance(part, Experts) else dense(x, w, part, probe)
+
+
+def dense(x: Tensor, w: Weights, part: Dense, probe: Silent = SILENT) -> Tensor:
+    """down(act(up(x))), or gated: down(act(gate(x)) · up(x)). [..., C] → [..., C]."""
+    up = probe("up", linear(x, w, "up"))  # [..., C] → [..., F]
     act = ACTIVATIONS[part.activation]
     hidden = act(probe("gate", linear(x, w, "gate"))) * up if part.gated else act(up)
-    return linear(probe("act", hidden), w, "down")  # [B, T, F] → [B, T, C]
+    return linear(probe("act", hidden), w, "down")  # [..., F] → [..., C]
 
 
-def head(x: Tensor, w: Weights) -> Tensor:
+def experts(x: Tensor, w: Weights, part: Experts, probe: Silent) -> Tensor:
+    """Each token's top_k experts, weighed; every expert runs once, on the tokens that took it. [B, T, C] → [B, T, C]."""
+    tokens = x.flatten(0, 1)  # [B, T, C] → [n, C]
+    preferences = probe("router", linear(x, w, "router")).flatten(0, 1)  # [n, E]
+    weights, taken = preferences.to(wide(x.dtype)).softmax(-1).topk(part.top_k)  # [n, E] → two of [n, k]
+    if part.normalized:
+        weights = weights / weights.sum(-1, keepdim=True)
+    out = torch.zeros_like(tokens, dtype=weights.dtype)
+    for expert in taken.unique().tolist():
+        token, choice = (taken == expert).nonzero(as_tuple=True)
+        given = _expert(tokens[token], w.at(f"experts.{expert}"), part)
+        out.index_add_(0, token, given.to(out.dtype) * weights[token, choice, None])
+    out = out.to(x.dtype)
+    if part.shared_size is not None:
+        out = out + linear(tokens, w, "shared_router").sigmoid() * _expert(tokens, w.at("shared"), part)
+    return out.view_as(x)  # [n, C] → [B, T, C]
+
+
+def _expert(x: Tensor, w: Weights, part: Experts) -> Tensor:
+    """One expert: down(act(gate(x)) · up(x)), within the limit where there is one. [n, C] → [n, C]."""
+    up, gate = linear(x, w, "up"), linear(x, w, "gate")  # [n, C] → [n, F]
+    if part.limit is not None:
+        up, gate = up.clamp(-part.limit, part.limit) + 1, gate.clamp(max=part.limit)
+    return linear(ACTIVATIONS[part.activation](gate) * up, w, "down")  # [n, F] → [n, C]
+
+
+def head(x: Tensor, w: Weights, part: Head) -> Tensor:
     """Logits over the vocabulary: [B, T, C] → [B, T, V], float32 for half types."""
     weight, bias = w["lm_head.weight"], w.get("lm_head.bias")
     dtype = wide(x.dtype)
     if dtype == x.dtype:
-        return F.linear(x, weight, bias)
-    # A block of rows at a time, so that a large vocabulary is never held twice.
-    x = x.to(dtype)
-    logits = torch.cat([F.linear(x, rows.to(dtype)) for rows in weight.split(8192)], dim=-1)
-    return logits if bias is None else logits + bias.to(dtype)
+        logits = F.linear(x, weight, bias)
+    else:
+        # A block of rows at a time, so that a large vocabulary is never held twice.
+        x = x.to(dtype)
+        logits = torch.cat([F.linear(x, rows.to(dtype)) for rows in weight.split(8192)], dim=-1)
+        logits = logits if bias is None else logits + bias.to(dtype)
+    return softcap(logits if part.scale == 1.0 else logits * part.scale, part.softcap)
 
 
 def rotary(spec: Spec, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:
-    """cos and sin of every pair's angle at every position: [B, T] → two of [B, 1, T, D/2]; None without rotation.
+    """cos and sin of every pair's angle at every position: [B, T] → two of [B, 1, T, R/2]; None without rotation.
 
-    Angles are taken in float64, so that a far position loses nothing.
+    Angles are taken in float64, so that a far position loses nothing. Each text has the frequencies of its own length.
     """
-    if not isinstance(spec.position, Rope):
+    part = spec.position
+    if not isinstance(part, Rope):
         return None
-    pair = torch.arange(0, spec.attention.head_dim, 2, dtype=torch.float64)
-    frequencies = _scaled(spec.position.theta ** -(pair / spec.attention.head_dim), spec.position.scaling)
-    angles = positions.cpu().double()[:, None, :, None] * frequencies  # [B, T] → [B, 1, T, D/2]
-    cos, sin = angles.cos().to(wide(dtype)), angles.sin().to(wide(dtype))
+    size = part.rotary_dim or spec.attention.head_dim
+    found = [frequencies(part, size, int(length)) for length in positions.amax(-1) + 1]
+    per_text = torch.stack([f for f, _ in found])[:, None, None]  # [B, 1, 1, R/2]
+    angles = positions.cpu().double()[:, None, :, None] * per_text  # [B, T] → [B, 1, T, R/2]
+    factor = found[0][1] if part.direction == "forward" else -found[0][1]
+    cos, sin = (angles.cos() * found[0][1]).to(wide(dtype)), (angles.sin() * factor).to(wide(dtype))
     return cos.to(positions.device), sin.to(positions.device)
 
 
-def _scaled(frequencies: Tensor, scaling: NoScaling | LinearScaling | Llama3Scaling) -> Tensor:
-    """Rotary frequencies [D/2] for a context longer than the one trained on."""
-    if isinstance(scaling, NoScaling):
-        return frequencies
-    if isinstance(scaling, LinearScaling):
-        return frequencies / scaling.factor
-    # How far each wavelength lies between the low (0) and the high (1) mark of turns in the original context.
-    turns = scaling.original_context * frequencies / (2 * math.pi)
-    kept = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
-    kept = kept.clamp(0, 1)
-    return kept * frequencies + (1 - kept) * frequencies / scaling.factor
+def frequencies(part: Rope, size: int, length: int) -> tuple[Tensor, float]:
+    """Radians a position of each of size / 2 pairs in a text of that length [R/2], float64, and the factor of cos and sin."""
+    pair = torch.arange(0, size, 2, dtype=torch.float64) / size
+    plain, scaling = part.theta**-pair, part.scaling
+    match scaling:
+        case NoScaling():
+            return plain, 1.0
+        case LinearScaling():
+            return plain / scaling.factor, 1.0
+        case DynamicScaling():
+            longer = max(length / scaling.original_context, 1.0)
+            base = part.theta * (scaling.factor * longer - (scaling.factor - 1)) ** (size / (size - 2))
+            return base**-pair, 1.0
+        case Llama3Scaling():
+            # How far each pair's turns in the original context lie between the low (0) and the high (1) mark.
+            turns = scaling.original_context * plain / (2 * math.pi)
+            span = scaling.high_freq_factor - scaling.low_freq_factor
+            kept = ((turns - scaling.low_freq_factor) / span).clamp(0, 1)
+            return kept * plain + (1 - kept) * plain / scaling.factor, 1.0
+        case YarnScaling():
+            kept = 1 - _ramp(scaling, part.theta, size)
+            factor = scaling.attention_factor
+            factor = (0.1 * math.log(scaling.factor) + 1.0 if scaling.factor > 1 else 1.0) if factor is None else factor
+            return kept * plain + (1 - kept) * plain / scaling.factor, factor
+        case LongRopeScaling():
+            long = length > scaling.original_context
+            divisors = torch.tensor(scaling.long_factors if long else scaling.short_factors, dtype=torch.float64)
+            return plain / divisors, scaling.attention_factor
+
+
+def _ramp(scaling: YarnScaling, theta: float, size: int) -> Tensor:
+    """0 for pairs that turn more than beta_fast times in the original context, 1 below beta_slow: [R/2]. Section 3.2."""
+
+    def pair_of(turns: float) -> float:
+        return size * math.log(scaling.original_context / (turns * 2 * math.pi)) / (2 * math.log(theta))
+
+    low, high = pair_of(scaling.beta_fast), pair_of(scaling.beta_slow)
+    if scaling.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, size - 1)
+    high = high + 0.001 if low == high else high
+    return ((torch.arange(size // 2, dtype=torch.float64) - low) / (high - low)).clamp(0, 1)
 
 
 def rotate(x: Tensor, rotation: tuple[Tensor, Tensor], part: Rope) -> Tensor:
-    """Each pair of a head turned by its angle: x [B, H, T, D], cos and sin [B, 1, T, D/2]. arXiv:2104.09864."""
+    """Each pair turned by its angle, the rest of a head kept: x [B, H, T, D], cos and sin [B, 1, T, R/2]. arXiv:2104.09864."""
     cos, sin = rotation
-    h = x.to(cos.dtype)
+    size = 2 * cos.shape[-1]
+    h, rest = x[..., :size].to(cos.dtype), x[..., size:]
     a, b = h.chunk(2, -1) if part.pairs == "halves" else (h[..., 0::2], h[..., 1::2])
     turned = a * cos - b * sin, a * sin + b * cos
     joined = torch.cat(turned, -1) if part.pairs == "halves" else torch.stack(turned, -1).flatten(-2)
-    return joined.to(x.dtype)
+    joined = joined.to(x.dtype)
+    return torch.cat((joined, rest), -1) if rest.shape[-1] else joined
