@@ -10,11 +10,13 @@ from math import prod
 
 from gptcli.errors import GptcliError
 from gptcli.layout import Param, layout
-from gptcli.spec import Attention, Experts, Spec
+from gptcli.spec import Attention, Spec
 
 # Bytes of one number, by type.
 ITEM_BYTES = {"float32": 4, "float64": 8, "bfloat16": 2, "float16": 2}
 SHORT = {"f32": "float32", "f64": "float64", "bf16": "bfloat16", "f16": "float16"}
+# What only those positions go through whose logits are wanted.
+AFTER = ("embed_out", "lm_head")
 
 
 def dtype_name(wanted: str, stored: str) -> str:
@@ -48,7 +50,7 @@ def without_positions(params: Iterable[Param]) -> int:
 
 
 def component(name: str) -> str:
-    """The first part of a path: `embed`, `pos_embed`, `layers`, `final_norm` or `lm_head`."""
+    """The first part of a path: `embed`, `pos_embed`, `layers`, `final_norm`, `lm_head`…"""
     return name.partition(".")[0]
 
 
@@ -89,17 +91,19 @@ def flops_forward(spec: Spec, tokens: int, batch: int = 1, masked: bool = True, 
     masked: count only the (query, key) pairs that the mask lets through, instead of all T². head_rows: positions of
     each text that go through the head (None: all of them).
     """
-    matrices = sum(_active(p, spec) for p in layout(spec) if p.role in ("matrix", "residual") and "layers." in p.name)
+    products = [p for p in layout(spec) if p.role in ("matrix", "residual")]
+    matrices = sum(_active(p, spec) for p in products if component(p.name) not in AFTER)
     attention = 0
     for a in (spec.at(i).attention for i in range(spec.n_layers)):
         attention += 2 * (visible_pairs(a, tokens) if masked else tokens * tokens) * a.n_heads * a.head_dim
-    head = (tokens if head_rows is None else head_rows) * spec.vocab_size * spec.hidden_size
+    after = sum(prod(p.shape) for p in products if component(p.name) in AFTER)
+    head = (tokens if head_rows is None else head_rows) * after
     return int(2 * batch * (tokens * matrices + attention + head))
 
 
 def _active(param: Param, spec: Spec) -> Fraction | int:
     """Numbers of a matrix that one token meets: of experts, the share that it takes."""
-    mlp = spec.at(layer_index(param.name)).mlp
-    if isinstance(mlp, Experts) and ".experts." in param.name:
+    if ".experts." in param.name:
+        mlp = spec.at(layer_index(param.name)).mlp
         return Fraction(prod(param.shape) * mlp.top_k, mlp.n_experts)
     return prod(param.shape)

@@ -1,20 +1,20 @@
 """Every weight of an architecture, declared once.
 
 Counting, random initialisation, loading, validation and sharding all read this table, so none of them can drift.
-Matrices are stored as torch's Linear stores them, [out, in]. Letters: V vocabulary, C hidden size, H heads, G key/value
-heads, D head size, F MLP size, E experts, n context length.
+Matrices are stored as torch's Linear stores them, [out, in]. Letters: V vocabulary, C hidden size, P the size of a
+token's row where it is not C, H heads, G key/value heads, D head size, F MLP size, E experts, n context length.
 """
 
 from collections.abc import Iterator
 from math import prod
 from typing import Literal, NamedTuple
 
-from gptcli.spec import Dense, Experts, LayerNorm, Learned, NoNorm, RMSNorm, Spec
+from gptcli.spec import Dense, Experts, LayerNorm, Learned, NoNorm, Spec
 
 # What a dimension counts, and its letter.
 AXES = {
     "vocab": "V", "context": "n", "hidden": "C", "heads": "H·D", "kv_heads": "G·D", "head": "H", "head_dim": "D",
-    "mlp": "F", "experts": "E", "one": "1",
+    "embed": "P", "mlp": "F", "experts": "E", "one": "1",
 }  # fmt: skip
 
 
@@ -42,7 +42,10 @@ class Param(NamedTuple):
 def layout(spec: Spec) -> Iterator[Param]:
     """Every weight that the forward pass reads, in the order in which it reads them."""
     hidden = (spec.hidden_size, "hidden")
-    yield Param("embed.weight", (spec.vocab_size, spec.hidden_size), ("vocab", "hidden"), "table")
+    row = hidden if spec.embed_size is None else (spec.embed_size, "embed")
+    yield Param("embed.weight", (spec.vocab_size, row[0]), ("vocab", row[1]), "table")
+    if spec.embed_size is not None:
+        yield from _linear("embed_in", hidden, row, False)
     if isinstance(spec.position, Learned):
         rows = spec.context_length + spec.position.offset
         yield Param("pos_embed.weight", (rows, spec.hidden_size), ("context", "hidden"), "table")
@@ -52,8 +55,10 @@ def layout(spec: Spec) -> Iterator[Param]:
         yield from _layer(f"layers.{i}", spec.at(i))
     if spec.norm.final:
         yield from _norm("final_norm", *hidden, spec)
+    if spec.embed_size is not None:
+        yield from _linear("embed_out", row, hidden, False)
     tied_to = "embed.weight" if spec.lm_head.tied else ""
-    yield Param("lm_head.weight", (spec.vocab_size, spec.hidden_size), ("vocab", "hidden"), "matrix", tied_to)
+    yield Param("lm_head.weight", (spec.vocab_size, row[0]), ("vocab", row[1]), "matrix", tied_to)
     if spec.lm_head.bias:
         yield Param("lm_head.bias", (spec.vocab_size,), ("vocab",), "bias")
 
@@ -124,9 +129,10 @@ def _unit(at: str, hidden_size: int, size: int, gated: bool, bias: bool) -> Iter
 
 
 def _norm(at: str, size: int, axis: str, spec: Spec) -> Iterator[Param]:
-    if isinstance(spec.norm, NoNorm) or (isinstance(spec.norm, RMSNorm) and not spec.norm.weight):
+    if isinstance(spec.norm, NoNorm):
         return
-    yield Param(f"{at}.weight", (size,), (axis,), "gain")
+    if spec.norm.weight:
+        yield Param(f"{at}.weight", (size,), (axis,), "gain")
     if isinstance(spec.norm, LayerNorm) and spec.norm.bias:
         yield Param(f"{at}.bias", (size,), (axis,), "bias")
 

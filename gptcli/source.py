@@ -3,12 +3,11 @@
 Opening reads headers and configs only. torch is loaded when weights are asked for.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from gptcli import config as configs
 from gptcli import count, shipped
@@ -21,11 +20,14 @@ if TYPE_CHECKING:
     import torch
 
     from gptcli.checkpoint.bind import Binding
+    from gptcli.checkpoint.files import Files
     from gptcli.checkpoint.safetensors import TensorInfo
+    from gptcli.families import Family
     from gptcli.model.weights import Weights
     from gptcli.tokens import Tokenizer
 
 EXAMPLE = "cats"
+READERS = (".safetensors", ".bin", ".pt", ".pth")  # files of weights
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,42 +138,74 @@ class Model:
         return Weights.of(self.layout, tensors)
 
 
-def open_model(model: str | None = None, config: str | None = None, seed: int = 0, offline: bool = False) -> Model:
-    """Opens what --model and --config name; the worked example when neither is given. Raises GptcliError."""
+def open_model(
+    model: str | None = None,
+    config: str | None = None,
+    seed: int = 0,
+    offline: bool = False,
+    revision: str | None = None,
+    config_only: bool = False,
+) -> Model:
+    """Opens what --model and --config name; the worked example when neither is given. Raises GptcliError.
+
+    revision: of a Hub name; config_only: of a Hub name only the config is fetched, for who wants no weights.
+    """
+    if revision is not None and (model is None or _local(model) is not None):
+        raise GptcliError(f"--revision {revision}", "only a name on the Hub has revisions", "file")
     if model is None:
         opened = _from_config(configs.find_config(config or EXAMPLE))
         opened.named = config is not None
+    elif (path := _local(model)) is None:
+        opened = _from_hub(model, config, revision, offline, config_only)
     else:
-        path = Path(model)
-        if not path.exists():
-            path = _shipped(model)
-        if path.is_dir():
-            opened = _from_directory(path, config)
-        elif path.suffix == ".safetensors":
-            opened = _from_file(path, config)
+        if path.is_dir() or path.suffix in READERS:
+            opened = _from_checkpoint(path, config)
         elif path.suffix in (".yaml", ".yml") and config is None:
             opened = _from_config(path)
         else:
-            raise GptcliError(
-                f"{model}: not a model", "give a directory, a .safetensors file or a .yaml config", "file"
-            )
+            known = ", ".join(READERS)
+            raise GptcliError(f"{model}: not a model", f"give a directory, a file ({known}) or a .yaml config", "file")
         if model in shipped.samples() and not Path(model).exists():
             opened.source = "shipped sample"
     opened.seed, opened.offline = seed, offline
     return opened
 
 
-def _shipped(model: str) -> Path:
-    """A sample or config that ships under this name."""
-    samples, ships = shipped.samples(), shipped.configs()
-    path = samples.get(model) or ships.get(model.removesuffix(".yaml"))
-    if path is not None:
+def _local(model: str) -> Path | None:
+    """The path that a person means, or what ships under this name; None where neither is there."""
+    path = Path(model)
+    if path.exists():
         return path
-    looks_like_a_path = model.startswith((".", "/", "~")) or "/" in model or "." in model
-    if looks_like_a_path:
-        raise GptcliError(f"-m {model}: no such file or directory", nearest(model, [*samples, *ships]), "file")
-    hint = f"{nearest(model, [*samples, *ships])} samples: {', '.join(samples)}; configs: {', '.join(ships)}".strip()
-    raise GptcliError(f"-m {model}: no file, sample or config of this name", hint, "file")
+    return shipped.samples().get(model) or shipped.configs().get(model.removesuffix(".yaml"))
+
+
+def _from_hub(model: str, config: str | None, revision: str | None, offline: bool, config_only: bool) -> Model:
+    """A name on the Hub, from its cache or fetched into it. An error tells the nearest of what ships."""
+    from gptcli.checkpoint import hub
+
+    ships = [*shipped.samples(), *shipped.configs()]
+    if not hub.is_name(model):
+        raise GptcliError(f"-m {model}: no such file or directory", nearest(model, ships), "file")
+    try:
+        directory = hub.snapshot(model, revision, config_only, offline)
+    except GptcliError as error:
+        meant = f"{nearest(model, ships)} what ships: {', '.join(ships)}; " if "/" not in model else ""
+        raise GptcliError(error.message, f"{meant}{error.hint}".strip(), error.code) from None
+    name = model.rpartition("/")[2]
+    opened = _described_only(directory, name) if config_only else _from_checkpoint(directory, config, name)
+    opened.source = f"Hub, {revision or 'main'} at {directory.name[:7]}"
+    return opened
+
+
+def _described_only(directory: Path, name: str) -> Model:
+    """A config.json without weights: what it says can be counted and drawn."""
+    from gptcli.checkpoint.files import read_json
+    from gptcli.families import family_of
+
+    path = directory / "config.json"
+    raw = read_json(path)
+    found = _resolved(raw, family_of(raw, str(path)), name, str(path))
+    return Model(spec=found.spec, source=str(path), directory=directory, notes=list(found.notes))
 
 
 def _from_config(path: Path) -> Model:
@@ -180,76 +214,84 @@ def _from_config(path: Path) -> Model:
     return Model(spec=config.spec, source="shipped" if ships else str(path), config=config)
 
 
-def _from_directory(path: Path, config: str | None) -> Model:
-    """A checkpoint's directory: a config.json or a .yaml config, and its weights."""
-    weights = sorted(path.glob("*.safetensors"))
-    if not weights:
-        others = [p.name for p in sorted(path.iterdir()) if p.suffix in (".bin", ".pt", ".pth", ".gguf", ".npz")]
-        only = f" (it holds {', '.join(others[:3])}, which can't be read)" if others else ""
-        raise GptcliError(
-            f"{path}: no .safetensors file in this directory{only}", "name a checkpoint's directory", "file"
-        )
-    named = path / "model.safetensors"
-    if named not in weights and len(weights) > 1:
-        names = ", ".join(p.name for p in weights[:3])
-        raise GptcliError(f"{path}: several weight files ({names})", "name one file, with its config by -c", "file")
-    opened = _from_file(named if named in weights else weights[0], config)
-    opened.source = str(path)
-    return opened
+def _from_checkpoint(path: Path, config: str | None, name: str | None = None) -> Model:
+    """A directory or one file of weights, and what describes it: -c, a config beside it, or the file itself."""
+    from gptcli.checkpoint.bind import bind
+    from gptcli.checkpoint.files import Files, find, read_tensors, unwrapped
 
-
-def _from_file(path: Path, config: str | None) -> Model:
-    """One file of weights, and the config that describes it: the one given, or the one beside it."""
-    from gptcli.checkpoint.bind import bind, recognise
-    from gptcli.checkpoint.safetensors import read_header
-    from gptcli.families import FAMILIES, OWN, family_of
-    from gptcli.families.record import resolve
-
-    beside = path.parent
-    candidates = [beside / "config.json", beside / "config.yaml", path.with_suffix(".yaml")]
-    if config is not None:
-        described = Path(config) if Path(config).suffix == ".json" else configs.find_config(config)
-    else:
-        described = next((p for p in candidates if p.is_file()), None)
-    if described is None:
-        raise GptcliError(
-            f"{beside}: no config.json or config.yaml beside {path.name}", "describe it by -c CONFIG", "file"
-        )
-    infos, notes, own = read_header(path), [], None
-    if described.suffix == ".json":
-        raw = read_json(described)
-        family = family_of(raw, str(described))
-        resolved = resolve(raw, family, beside.resolve().name, str(described))
-        spec = resolved.spec
-        if resolved.unknown:
-            notes.append(f"{described}: unknown keys, not used: {', '.join(resolved.unknown)}")
-    else:
-        own = configs.read_config(described)
-        spec = own.spec
-        family = recognise(tuple(layout(spec)), infos, (OWN, *FAMILIES.values()))
-    binding = bind(tuple(layout(spec)), infos, family, str(path))
+    files = find(path) if path.is_dir() else Files((path,))
+    directory = path if path.is_dir() else path.parent
+    infos, wrappers = unwrapped(read_tensors(files))
+    described = _described(files, directory, config, infos, name or directory.resolve().name)
+    notes = list(described.notes)
+    if files.beside:
+        notes.append(f"not read: {', '.join(files.beside[:3])}, beside {files.weights[0].name}")
+    if wrappers:
+        notes.append(f"wrapper prefixes taken off: {', '.join(f'{word}.' for word in wrappers)}")
+    binding = bind(tuple(layout(described.spec)), infos, described.family, str(path))
+    if binding.unused:
+        notes.append(f"{len(binding.unused)} tensors belong to other parts of the model ({binding.unused[0]} …)")
     return Model(
-        spec=spec,
+        spec=described.spec,
         source=str(path),
-        config=own,
-        directory=beside,
+        config=described.config,
+        directory=directory,
         checkpoint=Checkpoint(path=path, infos=infos, binding=binding),
         notes=notes,
     )
 
 
-def read_json(path: Path) -> dict:
-    """A config.json. Raises GptcliError with the line and the column of a fault."""
-    try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise GptcliError(f"{path}: {error.strerror}", "give a readable config", "file") from None
-    except json.JSONDecodeError as error:
+class _Description(NamedTuple):
+    spec: Spec
+    family: "Family"
+    config: Config | None = None
+    notes: tuple[str, ...] = ()
+
+
+def _described(
+    files: "Files", directory: Path, config: str | None, infos: Mapping[str, "TensorInfo"], name: str
+) -> _Description:
+    """The Spec of a checkpoint and the family whose names it uses."""
+    from gptcli.checkpoint.bind import recognise
+    from gptcli.checkpoint.files import PICKLES, read_json
+    from gptcli.families import FAMILIES, OWN, family_of, training
+
+    first = files.weights[0]
+    candidates = [directory / "config.json", directory / "config.yaml", first.with_suffix(".yaml")]
+    beside = next((p for p in candidates if p.is_file()), None)
+    meta = first.with_name(first.name.replace("model_", "meta_", 1)).with_suffix(".json")
+    if config is not None:
+        beside = Path(config) if Path(config).suffix == ".json" else configs.find_config(config)
+    elif first.suffix in PICKLES:
+        from gptcli.checkpoint.pickled import load
+
+        held = load(first)
+        extra = (
+            (f"{first.name} is a training checkpoint: {', '.join(held.sections)} not used",) if held.sections else ()
+        )
+        if held.settings:
+            family = training.RECORDS["nanogpt-checkpoint"]
+            return _resolved(held.settings, family, first.stem, f"{first}: model_args", extra)
+        if meta.is_file() and meta != first:
+            settings = read_json(meta).get("model_config")
+            if isinstance(settings, dict):
+                return _resolved(settings, training.RECORDS["nanochat-checkpoint"], first.stem, str(meta), extra)
+    if beside is None:
         raise GptcliError(
-            f"{path}, line {error.lineno}, column {error.colno}: {error.msg}", "mend the JSON", "json"
-        ) from None
-    except (ValueError, RecursionError):
-        raise GptcliError(f"{path}: not JSON", "mend the file", "json") from None
-    if not isinstance(raw, dict):
-        raise GptcliError(f"{path}: holds no table of settings", "give a checkpoint's config.json", "json")
-    return raw
+            f"{directory}: no config.json or config.yaml beside {first.name}", "describe it by -c CONFIG", "file"
+        )
+    if beside.suffix == ".json":
+        raw = read_json(beside)
+        return _resolved(raw, family_of(raw, str(beside)), name, str(beside))
+    own = configs.read_config(beside)
+    family = recognise(layout(own.spec), infos, (OWN, *FAMILIES.values(), *training.RECORDS.values()))
+    return _Description(own.spec, family, own)
+
+
+def _resolved(raw: dict, family: "Family", name: str, where: str, notes: tuple[str, ...] = ()) -> _Description:
+    from gptcli.families.record import resolve
+
+    resolved = resolve(raw, family, name, where)
+    if resolved.unknown:
+        notes = (*notes, f"{where}: unknown keys, not used: {', '.join(resolved.unknown)}")
+    return _Description(resolved.spec, family, None, notes)

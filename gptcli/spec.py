@@ -50,14 +50,20 @@ class LinearScaling:
     kind: ClassVar[str] = "linear"
     factor: float
 
+    def __post_init__(self):
+        require(self.factor > 0, f"factor: {self.factor:g} is not positive")
+
 
 @dataclass(frozen=True, kw_only=True)
 class DynamicScaling:
-    """A base that grows once a text is longer than `original_context` (NTK-aware scaling, recomputed at each length)."""
+    """A base that grows once a text is longer than `original_context` (NTK-aware scaling, anew at each length)."""
 
     kind: ClassVar[str] = "dynamic"
     factor: float
     original_context: int
+
+    def __post_init__(self):
+        require(self.factor > 0, f"factor: {self.factor:g} is not positive")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +82,10 @@ class YarnScaling:
     attention_factor: float | None = None
     truncate: bool = True
 
+    def __post_init__(self):
+        for field in ("factor", "beta_fast", "beta_slow"):
+            require(getattr(self, field) > 0, f"{field}: {getattr(self, field):g} is not positive")
+
 
 @dataclass(frozen=True, kw_only=True)
 class LongRopeScaling:
@@ -90,6 +100,10 @@ class LongRopeScaling:
     original_context: int
     attention_factor: float = 1.0
 
+    def __post_init__(self):
+        for field in ("short_factors", "long_factors"):
+            require(all(f > 0 for f in getattr(self, field)), f"{field}: not all are positive")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Llama3Scaling:
@@ -102,6 +116,7 @@ class Llama3Scaling:
     original_context: int = 8192
 
     def __post_init__(self):
+        require(self.factor > 0, f"factor: {self.factor:g} is not positive")
         require(self.high_freq_factor > self.low_freq_factor, "high_freq_factor: must be greater than low_freq_factor")
 
 
@@ -124,6 +139,8 @@ class Rope:
     def __post_init__(self):
         require(self.theta > 0, f"theta: {self.theta:g} is not positive")
         require((self.rotary_dim or 0) % 2 == 0, f"rotary_dim: {self.rotary_dim} is odd, and rotation turns pairs")
+        ramped = isinstance(self.scaling, YarnScaling)
+        require(not ramped or self.theta != 1, "theta: 1 turns all pairs alike, and yarn tells them apart")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,12 +157,14 @@ class NoNorm:
 class LayerNorm:
     """(x - mean) / sqrt(variance + eps) · weight + bias (arXiv:1607.06450).
 
-    placement: `pre` norms what a sublayer reads, `output` what it gives, `sandwich` both, `post` its sum with the
-    residual. embedding: one more after the embedding; final: one more before the head.
+    weight, bias: false where there are none. placement: `pre` norms what a sublayer reads, `output` what it gives,
+    `sandwich` both, `post` its sum with the residual. embedding: one more after the embedding; final: one more before
+    the head.
     """
 
     kind: ClassVar[str] = "layernorm"
     eps: float = 1e-5
+    weight: bool = True
     bias: bool = True
     placement: Literal["pre", "post", "output", "sandwich"] = "pre"
     embedding: bool = False
@@ -173,8 +192,8 @@ class Attention:
     """H query heads of D numbers read G key/value heads: G = H is multi-head, G < H grouped-query, G = 1 multi-query.
 
     bias: of q, k and v; o_bias: of the output projection. scale multiplies q·k (null: 1/√D). window: a query sees that
-    many latest keys, itself among them. softcap: scores become cap·tanh(score/cap). sinks: each head has one learned
-    score more in its softmax, for a key that holds nothing.
+    many latest keys, itself among them, and without `causal` as many to the other side. softcap: scores become
+    cap·tanh(score/cap). sinks: each head has one learned score more in its softmax, for a key that holds nothing.
     qk_norm: the model's norm on q and k, of each `head` by one set of weights, of `each` head by its own (no bias), or
     of the `whole` projection; qk_norm_place: before or after the rotation.
     """
@@ -204,7 +223,7 @@ class NoMLP:
     kind: ClassVar[str] = "none"
 
 
-Activation = Literal["relu", "relu_squared", "gelu", "gelu_tanh", "gelu_sigmoid", "silu"]
+Activation = Literal["relu", "relu_squared", "gelu", "gelu_tanh", "gelu_sigmoid", "silu", "tanh"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -222,8 +241,8 @@ class Dense:
 class Experts:
     """Gated MLPs of which each token takes the top_k that a router prefers, weighed by its softmax (arXiv:2101.03961).
 
-    normalized: the taken weights are scaled to sum to 1. shared_size: an MLP that every token takes beside them, weighed
-    by a sigmoid of its own. limit: gate and up are clamped there and up is raised by 1.
+    normalized: the taken weights are scaled to sum to 1. shared_size: an MLP that every token takes beside them,
+    weighed by a sigmoid of its own. limit: gate and up are clamped there and up is raised by 1.
     """
 
     kind: ClassVar[str] = "experts"
@@ -268,9 +287,10 @@ class Variant:
 class Spec:
     """An architecture. Sizes are V vocab_size, C hidden_size, N n_layers, H, G, D in `attention`, F in `mlp`.
 
-    embed_scale multiplies the token embedding, residual_scale what a sublayer adds to the residual. residual: the MLP
-    reads what the attention left (`sequential`), or what the attention read: by a norm of its own (`parallel`), or by
-    the attention's (`parallel_shared`). `tokenizer` names an encoding that ships with a library.
+    embed_size: the size of a token's row where it is not C; a matrix takes it to C, and one takes the final vector back
+    before the head. embed_scale multiplies the token embedding, residual_scale what a sublayer adds to the residual.
+    residual: the MLP reads what the attention left (`sequential`), or what the attention read: by a norm of its own
+    (`parallel`), or by the attention's (`parallel_shared`). `tokenizer` names an encoding that ships with a library.
     """
 
     name: str = ""
@@ -278,6 +298,7 @@ class Spec:
     context_length: int
     hidden_size: int
     n_layers: int
+    embed_size: int | None = None
     embed_scale: float = 1.0
     position: NoPosition | Learned | Rope
     norm: NoNorm | LayerNorm | RMSNorm
@@ -290,14 +311,12 @@ class Spec:
     tokenizer: str = ""
 
     def __post_init__(self):
-        a, rope = self.attention, self.position
-        if isinstance(rope, Rope):
-            require(
-                rope.rotary_dim or a.head_dim % 2 == 0,
-                f"attention.head_dim: {a.head_dim} is odd, and rotation turns pairs",
-            )
-            fits = (rope.rotary_dim or 0) <= a.head_dim
-            require(fits, f"position.rotary_dim: {rope.rotary_dim} is more than attention.head_dim: {a.head_dim}")
+        a, parts = self.attention, enumerate(self.variants)
+        rotations = [("", self.position, a)]
+        rotations += [(f"variants.{i}.", v.position or self.position, v.attention or a) for i, v in parts]
+        for path, rope, attention in rotations:
+            if isinstance(rope, Rope):
+                _check_rotation(rope, attention, path)
         normless = isinstance(self.norm, NoNorm)
         require(
             a.qk_norm == "none" or not normless,
@@ -316,6 +335,21 @@ class Spec:
                 parts = ("position", "attention", "mlp")
                 return replace(self, variants=(), **{p: getattr(variant, p) or getattr(self, p) for p in parts})
         return self
+
+
+def _check_rotation(rope: Rope, attention: Attention, path: str) -> None:
+    """A rotation must fit the heads that it turns."""
+    size, head_dim, scaling = rope.rotary_dim, attention.head_dim, rope.scaling
+    require(size or head_dim % 2 == 0, f"{path}attention.head_dim: {head_dim} is odd, and rotation turns pairs")
+    fits = (size or 0) <= head_dim
+    require(fits, f"{path}position.rotary_dim: {size} is more than attention.head_dim: {head_dim}")
+    pairs = (size or head_dim) // 2
+    alone = pairs == 1 and isinstance(scaling, DynamicScaling)
+    require(not alone, f"{path}position.scaling.kind: dynamic needs two pairs or more, and a head has one")
+    if isinstance(scaling, LongRopeScaling):
+        for field in ("short_factors", "long_factors"):
+            n = len(getattr(scaling, field))
+            require(n == pairs, f"{path}position.scaling.{field}: {n} numbers, but a head has {pairs} pairs")
 
 
 def read_spec(raw: Any) -> Spec:
@@ -385,7 +419,8 @@ def decode(kind: Any, raw: Any, path: str) -> Any:
             for i, one in enumerate(raw)
         )
     if origin is Literal:
-        require(type(raw) in map(type, args) and raw in args, f"{here}: {show(raw)} is not one of {', '.join(args)}")
+        fits = type(raw) in map(type, args) and raw in args
+        require(fits, f"{here}: {show(raw)} is not one of {', '.join(map(str, args))}")
         return raw
     if kind is float and type(raw) is int:
         raw = float(raw)

@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 
 from gptcli.spec import Dense, Experts, NoMLP, Rope, Spec
 
-# Every activation in order of birth, with its axes. B texts, T queries, S keys, C hidden size, H heads, G key/value
-# heads, D head size, F MLP size, E experts, V vocabulary. `#` is the layer, from 0.
+# Every activation in order of birth, with its axes. B texts, T queries, S keys, C hidden size, P the size of a token's
+# row where it is not C, H heads, G key/value heads, D head size, F MLP size, E experts, V vocabulary. `#` is the layer,
+# from 0.
 POINTS = {
     "embed": "BTC",
     "embed_norm": "BTC",
@@ -41,6 +42,7 @@ POINTS = {
     "layers.#.mlp_out_norm": "BTC",
     "layers.#.resid_post": "BTC",
     "final_norm": "BTC",
+    "embed_out": "BTP",
     "logits": "BTV",
 }
 
@@ -54,6 +56,8 @@ def points(spec: Spec) -> Iterator[tuple[str, str]]:
         yield from ((f"layers.{i}.{point}", POINTS[f"layers.#.{point}"]) for point in _inside(spec.at(i)))
     if spec.norm.final:
         yield "final_norm", POINTS["final_norm"]
+    if spec.embed_size is not None:
+        yield "embed_out", POINTS["embed_out"]
     yield "logits", POINTS["logits"]
 
 
@@ -90,6 +94,7 @@ def sizes(spec: Spec, batch: int, queries: int, keys: int) -> dict[str, int]:
     a, mlp = spec.attention, spec.mlp
     letters = {"B": batch, "T": queries, "S": keys, "C": spec.hidden_size, "V": spec.vocab_size}
     letters |= {"F": mlp.size} if isinstance(mlp, Dense) else {"E": mlp.n_experts} if isinstance(mlp, Experts) else {}
+    letters |= {} if spec.embed_size is None else {"P": spec.embed_size}
     return letters | {"H": a.n_heads, "G": a.n_kv_heads, "D": a.head_dim}
 
 

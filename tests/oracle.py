@@ -2,6 +2,7 @@
 
 import json
 from contextlib import contextmanager
+from copy import deepcopy
 from pathlib import Path
 
 import torch
@@ -43,13 +44,14 @@ def save_toy(config: dict, folder: Path, seed: int = 0) -> torch.nn.Module:
     """A model of transformers in float64 with every weight random (norms about 1, biases too), saved as it is."""
     kind = config["model_type"]
     with in_float64():
-        settings = AutoConfig.for_model(**config)
+        settings = AutoConfig.for_model(**deepcopy(config))  # the library writes into a config's tables
         settings._experts_implementation = "eager"
         model = AutoModelForCausalLM.from_config(settings, attn_implementation="eager").double().eval()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            around = 1.0 if "norm" in name and name.endswith("weight") and "gemma" not in kind else 0.0
+            gain = ("norm" in name or ".ln_" in name) and name.endswith("weight")
+            around = 1.0 if gain and "gemma" not in kind else 0.0
             parameter.copy_(around + 0.2 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
     model.save_pretrained(folder)
     # What a person has on disk is the config as it was written, not every default that the library knows.

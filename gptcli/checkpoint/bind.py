@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Literal, NamedTuple
 
@@ -11,11 +11,14 @@ from gptcli.errors import GptcliError
 from gptcli.families import Family, Stored
 from gptcli.layout import Param
 
+# What ends the name of a tensor that holds a weight's numbers packed, and how they are.
+PACKED = {"_blocks": "MXFP4 (4-bit numbers in blocks)"}
+
 
 class Bound(NamedTuple):
-    """Where a parameter's data lies in a stored tensor: take `item` of the first axis (None: the whole), transpose, then
-    cut the rows: `start` to `stop` of them (blocks), the `part`-th of `parts` within each group of parts · size rows
-    (heads; a group is a head of `size` rows a part), or every parts-th from the part-th on (turns).
+    """Where a parameter's data lies in a stored tensor: take `item` of the first axis (None: the whole), transpose,
+    then cut the rows: `start` to `stop` of them (blocks), the `part`-th of `parts` within each group of parts · size
+    rows (heads; a group is a head of `size` rows a part), or every parts-th from the part-th on (turns).
     """
 
     stored: str
@@ -44,7 +47,8 @@ def bind(params: Iterable[Param], infos: Mapping[str, TensorInfo], family: Famil
 
     Raises GptcliError for a tensor that is missing, misshaped, of a type that holds no weights, or left over.
     """
-    names = _Names(tuple(params), family)
+    tables = _spellings(tuple(params), family)
+    names = tables[0] if len(tables) == 1 else max(tables, key=lambda t: t.found(infos, t.prefix_among(infos)))
     prefix = names.prefix_among(infos)
     bounds, used, spare_head, faults = {}, set(), "", []
     for param in names.table.values():
@@ -53,7 +57,9 @@ def bind(params: Iterable[Param], infos: Mapping[str, TensorInfo], family: Famil
         if param.tied_to:
             spare_head = bound.stored if info else ""
         elif info is None:
-            faults.append(f"tensor {bound.stored!r} is missing ({param.name} {list(param.shape)})")
+            packed = [f"{bound.stored}{end}" for end in PACKED if f"{bound.stored}{end}" in infos]
+            why = f": {packed[0]!r} is {PACKED[packed[0][len(bound.stored) :]]}, not implemented" if packed else ""
+            faults.append(f"tensor {bound.stored!r} is missing ({param.name} {list(param.shape)}){why}")
         if info is None:
             continue
         used.add(bound.stored)
@@ -78,14 +84,19 @@ def recognise(params: Iterable[Param], names: Mapping[str, TensorInfo], families
     params = tuple(params)
 
     def found(family: Family) -> int:
-        table = _Names(params, family)
-        return max(table.found(names, prefix) for prefix in family.prefixes)
+        tables = _spellings(params, family)
+        return max(table.found(names, prefix) for table in tables for prefix in family.prefixes)
 
     return max(families, key=found)
 
 
 def _matches(name: str, patterns: Iterable[str]) -> bool:
     return any(fnmatchcase(name, f"*{pattern}") for pattern in patterns)
+
+
+def _spellings(params: tuple[Param, ...], family: Family) -> list["_Names"]:
+    """The layout in the family's names, and in each of the other sets that its files may use."""
+    return [_Names(params, replace(family, names=family.names | other)) for other in ({}, *family.others)]
 
 
 class _Names:
@@ -116,7 +127,8 @@ class _Names:
         if template in self.entries:
             stem, leaf = template, ""
         stems, stored = self.entries.get(stem, ((stem,), Stored(stem)))
-        mates = [self.table[_filled(f"{one}.{leaf}" if leaf else one, numbers)] for one in stems]
+        names = (_filled(f"{one}.{leaf}" if leaf else one, numbers) for one in stems)
+        mates = [self.table[name] for name in names if name in self.table]  # not every layout has all that a family fuses
         sizes = [mate.shape[0] for mate in mates]
         part = mates.index(param)
         start = sum(sizes[:part])

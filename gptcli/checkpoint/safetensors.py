@@ -22,13 +22,14 @@ MAX_HEADER = 100_000_000  # the format's own limit, in bytes
 
 
 class TensorInfo(NamedTuple):
-    """A stored tensor: its type, its shape, and where its bytes lie in the file."""
+    """A stored tensor: its type, its shape, where its bytes lie in the file, and its name there."""
 
     dtype: str
     shape: tuple[int, ...]
     file: Path
     start: int
     end: int
+    key: str = ""
 
 
 def read_header(path: Path) -> dict[str, TensorInfo]:
@@ -46,7 +47,7 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
             length = int.from_bytes(start, "little")
             if length > min(size - 8, MAX_HEADER):
                 file.seek(0)
-                raise refuse(_what_else(file.read(256), f"a header of {length:,} bytes in a file of {size:,}"))
+                raise refuse(what_else(file.read(256), f"a header of {length:,} bytes in a file of {size:,}"))
             text = file.read(length)
     except OSError as error:
         raise GptcliError(f"{path}: {error.strerror}", "give a readable file", "file") from None
@@ -93,7 +94,7 @@ def _info(entry: Any, path: Path, base: int) -> TensorInfo | None:
     return TensorInfo(dtype, shape, path, base + offsets[0], base + offsets[1])
 
 
-def _what_else(beginning: bytes, otherwise: str) -> str:
+def what_else(beginning: bytes, otherwise: str) -> str:
     """What a file that begins like this is, where that is plain to see."""
     if beginning.startswith(b"version https://git-lfs"):
         return "a Git LFS pointer, not the weights that it points to"

@@ -1,16 +1,16 @@
 """What a family's record is made of, and how a config.json is read by it.
 
 A template has the shape of a YAML config with a Key (or a From) wherever the config has a word to say. A config key is
-consumed by the template, irrelevant to the forward pass, or listed in `fixed` with the only values that are implemented;
-any other is unknown, and reported.
+consumed by the template, irrelevant to the forward pass, or listed in `fixed` with the only values that are
+implemented; any other is unknown, and reported.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
 from gptcli.errors import GptcliError
-from gptcli.spec import Spec, SpecError, read_spec, show
+from gptcli.spec import DynamicScaling, Rope, Spec, SpecError, YarnScaling, read_spec, show
 
 REQUIRED = object()
 Get = Callable[..., Any]  # a config's `get`: get(key, default)
@@ -29,7 +29,7 @@ class Key(NamedTuple):
 
 
 class From(NamedTuple):
-    """A value of the Spec that several config keys decide: make(get) → the value."""
+    """A value of the Spec that several config keys decide: make(get) → the value, or a template of it."""
 
     keys: tuple[str, ...]
     make: Callable[[Get], Any]
@@ -38,10 +38,10 @@ class From(NamedTuple):
 class Stored(NamedTuple):
     """A checkpoint's name for one of our stems, or for several that it keeps fused in one tensor.
 
-    `#` stands for the layer and `@` for the expert (or head); a name without the stem's `@` is one tensor of all of them,
-    stacked along its first axis. transposed: matrices lie [in, out]. fused: several stems follow one another (`blocks`),
-    follow one another within each head (`heads`), or take turns row by row (`turns`). leaves: what ends the names of a
-    weight and of a bias. outside: the family's prefix does not apply.
+    `#` stands for the layer and `@` for the expert (or head); a name without the stem's `@` is one tensor of all of
+    them, stacked along its first axis. transposed: matrices lie [in, out]. fused: several stems follow one another
+    (`blocks`), follow one another within each head (`heads`), or take turns row by row (`turns`). leaves: what ends the
+    names of a weight and of a bias. outside: the family's prefix does not apply.
     """
 
     name: str
@@ -53,22 +53,31 @@ class Stored(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """names: our stem (or whole name), or a tuple of stems fused in one tensor, to Stored.
+    """names: our stem (or whole name), or a tuple of stems fused in one tensor, to Stored. others: where other files of
+    this family differ, each set laid over `names`; a file's own set is the one of which most is found.
+    defaults: what the library takes for a config key that is absent (null is not absent).
 
-    fixed: config keys that change the forward pass, each with the values that are implemented. inside: the key of the
-    config that holds the language model's own. prefixes: what may stand before every stored name; buffers: patterns of
-    stored tensors that are no weights; unused: patterns of weights that another part of the model reads.
+    fixed: config keys that change the forward pass, each with the values that are implemented. aliases: other words for
+    a config key. inside: the key of the config that holds the language model's own; what is absent there may stand
+    beside it. prefixes: what may stand before every stored name; buffers: patterns of stored tensors that are no
+    weights; unused: patterns of weights that another part of the model reads.
     """
 
     template: dict[str, Any] = field(default_factory=dict)
+    defaults: dict[str, Any] = field(default_factory=dict)
     fixed: dict[str, tuple] = field(default_factory=dict)
     irrelevant: tuple[str, ...] = ()
+    aliases: dict[str, str] = field(default_factory=dict)
     inside: str = ""
     names: dict[str | tuple[str, ...], Stored] = field(default_factory=dict)
+    others: tuple[dict[str | tuple[str, ...], Stored], ...] = ()
     prefixes: tuple[str, ...] = ("",)
     buffers: tuple[str, ...] = ()
     unused: tuple[str, ...] = ()
 
+
+# Keys that change the forward pass of any family, and the values of them that are implemented.
+FIXED = {"is_causal": (True,), "per_layer_config": ({},)}
 
 # Keys that change nothing in a forward pass: training, generation, bookkeeping.
 IRRELEVANT = frozenset(
@@ -100,6 +109,7 @@ ACTIVATIONS = {
     "quick_gelu": "gelu_sigmoid",
     "silu": "silu",
     "swish": "silu",
+    "tanh": "tanh",
 }
 
 
@@ -112,12 +122,16 @@ class Resolved(NamedTuple):
 
 def resolve(config: dict[str, Any], family: Family, name: str, where: str) -> Resolved:
     """The Spec that a config.json describes. Raises GptcliError naming the key at fault."""
+    inner, outer = config, {}
     if family.inside:
-        config = config.get(family.inside)
-        if not isinstance(config, dict):
+        inner, outer = config.get(family.inside), {k: v for k, v in config.items() if k != family.inside}
+        if not isinstance(inner, dict):
             raise GptcliError(f"{where}: {family.inside}: missing", "it holds the language model's settings", "config")
-    for key, allowed in family.fixed.items():
-        if key in config and config[key] not in allowed:
+        config = outer | inner
+    written, fixed = _in_own_words(config, family, where), FIXED | family.fixed
+    config = family.defaults | written
+    for key, allowed in fixed.items():
+        if config.get(key) is not None and config[key] not in allowed:
             raise GptcliError(
                 f"{where}: {key}: {show(config[key])} changes the forward pass and is not implemented",
                 f"{key}: {' or '.join(show(value) for value in allowed)} is",
@@ -125,20 +139,34 @@ def resolve(config: dict[str, Any], family: Family, name: str, where: str) -> Re
             )
     consumed: set[str] = set()
     try:
-        spec = read_spec({"name": name} | _fill(family.template, config, consumed))
+        spec = _as_far_as_it_reaches(read_spec({"name": name} | _fill(family.template, config, consumed)))
+        for key in sorted(consumed & set(inner) & set(outer)):
+            said = f"{key}: {show(outer[key])} contradicts {family.inside}.{key}: {show(inner[key])}"
+            require_key(outer[key] == inner[key], said)
     except SpecError as error:
         raise SpecError(f"{where}: {error.message}", error.hint, error.code) from None
-    known = consumed | IRRELEVANT | set(family.fixed) | set(family.irrelevant)
-    return Resolved(spec, tuple(key for key in config if key not in known))
+    known = consumed | IRRELEVANT | set(fixed) | set(family.irrelevant)
+    return Resolved(spec, tuple(key for key in written if key not in known))
+
+
+def _in_own_words(config: dict[str, Any], family: Family, where: str) -> dict[str, Any]:
+    """The config with every alias replaced. Raises GptcliError where two words for one thing differ."""
+    for word, key in family.aliases.items():
+        if word in config and config.get(key, config[word]) != config[word]:
+            said = f"{word}: {show(config[word])} contradicts {key}: {show(config[key])}"
+            raise GptcliError(f"{where}: {said}", "they are two words for one thing: leave one out", "config")
+    return {family.aliases.get(key, key): value for key, value in config.items()}
 
 
 def _fill(template: Any, config: dict[str, Any], consumed: set[str]) -> Any:
     """The template with every Key and From replaced by what the config says, or by the family's default."""
     if isinstance(template, dict):
         return {field: _fill(value, config, consumed) for field, value in template.items()}
+    if isinstance(template, list):
+        return [_fill(value, config, consumed) for value in template]
     if isinstance(template, From):
         consumed.update(template.keys)
-        return template.make(getter(config))
+        return _fill(template.make(getter(config)), config, consumed)
     if not isinstance(template, Key):
         return template
     consumed.add(template.name)
@@ -185,11 +213,21 @@ ROPE_WORDS = frozenset(
     original_max_position_embeddings beta_fast beta_slow attention_factor mscale mscale_all_dim truncate finetuned
     """.split()
 )
+# A table's rope_type, and our kind of it.
+ROPE_TYPES = {
+    "default": "none",
+    "linear": "linear",
+    "dynamic": "dynamic",
+    "llama3": "llama3",
+    "yarn": "yarn",
+    "longrope": "longrope",
+    "su": "longrope",
+}
 
 
-def whole(value: Any, key: str) -> int:
+def whole(value: Any, key: str, least: int = 1) -> int:
     """A config's whole number, for arithmetic on it."""
-    require_key(type(value) is int and value > 0, f"{key}: {show(value)} is not a whole number above 0")
+    require_key(type(value) is int and value >= least, f"{key}: {show(value)} is not a whole number from {least} on")
     return value
 
 
@@ -210,87 +248,108 @@ def rope(
     get: Get,
     layer_type: str = "",
     theta: float = 10_000.0,
-    partial: float = 1.0,
+    partial: float | None = None,
     pairs: str = "halves",
     size: Callable[[Get], int] = head_dim,
+    types: Mapping[str, str] = ROPE_TYPES,
 ) -> dict[str, Any]:
-    """The rotation that a config describes: `rope_theta`, `rope_scaling` (type or rope_type), `rope_parameters`, or these
-    by layer type. theta and partial: the family's defaults; size: the head size. Raises SpecError for a kind unknown.
+    """The rotation that a config describes: `rope_theta`, `rope_scaling` (type or rope_type), `rope_parameters`, or
+    these by layer type. theta and partial: the family's defaults (no partial: its heads always turn whole); size: the
+    head size; types: the kinds that the family knows. Raises SpecError for another kind and for an unknown word.
     """
-    table = get("rope_scaling") or get("rope_parameters") or {}
-    require_key(isinstance(table, dict), f"rope_parameters: {show(table)} is not a table")
+    name = "rope_scaling" if get("rope_scaling") else "rope_parameters"
+    table = get(name) or {}
+    require_key(isinstance(table, dict), f"{name}: {show(table)} is not a table")
     if any(isinstance(value, dict) for value in table.values()):
-        table = table.get(layer_type) or {}
+        flat = [word for word, value in table.items() if not isinstance(value, dict | None)]
+        require_key(not flat, f"{name}.{', '.join(map(str, flat))}: stands among tables by layer type")
+        require_key(layer_type != "", f"{name}: by layer type is not implemented here (all layers turn alike)")
+        name, table = f"{name}.{layer_type}", table.get(layer_type) or {}
     unknown = [word for word in table if word not in ROPE_WORDS]
-    require_key(not unknown, f"rope_parameters.{', '.join(map(str, unknown))}: not implemented")
+    require_key(not unknown, f"{name}.{', '.join(map(str, unknown))}: not implemented")
     say = getter(table)
-    share = number(say("partial_rotary_factor", get("partial_rotary_factor", partial)), "partial_rotary_factor")
+    share = say("partial_rotary_factor", get("partial_rotary_factor", 1.0 if partial is None else partial))
+    share = number(share, "partial_rotary_factor")
+    require_key(partial is not None or share == 1, f"partial_rotary_factor: {share} is not implemented here (1 is)")
     turning = int(size(get) * share)
+    if turning == 0:
+        return {"kind": "none"}
     return {
         "kind": "rope",
         "theta": say("rope_theta", get("rope_theta", theta)),
         "pairs": pairs,
         "rotary_dim": None if turning == size(get) else turning,
-        "scaling": _scaling(say, get),
+        "scaling": _scaling(say, get, name, types),
     }
 
 
-def _scaling(say: Get, get: Get) -> dict[str, Any]:
+def _scaling(say: Get, get: Get, table: str, types: Mapping[str, str]) -> dict[str, Any]:
+    """How a table changes the frequencies. Raises SpecError where a word is missing that its kind can't do without."""
     import math
 
-    kind = say("rope_type", say("type", "default"))
-    context = get("max_position_embeddings", 0)
-    original = get("original_max_position_embeddings", say("original_max_position_embeddings", context))
-    given = say("factor", context / original if original and type(context) is type(original) is int else None)
-    match kind:
-        case "default":
-            return {"kind": "none"}
-        case "linear":
-            return {"kind": "linear", "factor": given}
-        case "dynamic":
-            return {"kind": "dynamic", "factor": given, "original_context": context}
-        case "llama3":
-            low, high = say("low_freq_factor", 1.0), say("high_freq_factor", 4.0)
-            marks = {"low_freq_factor": low, "high_freq_factor": high}
-            return {"kind": "llama3", "factor": given, **marks, "original_context": original}
-        case "yarn":
-            factor = number(given, "rope_parameters.factor")
+    def asked(word: str) -> Any:
+        require_key(say(word) is not None, f"{table}.{word}: missing")
+        return say(word)
 
-            def magnitude(mscale: float) -> float:
-                return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1 else 1.0
+    said = "type" if say("rope_type") is None else "rope_type"
+    kind = types.get(say(said, "default")) if isinstance(say(said, "default"), str) else None
+    known = ", ".join(types)
+    require_key(kind is not None, f"{table}.{said}: {show(say(said))} is not implemented (known: {known})")
+    if kind in ("none", "linear"):
+        return {"kind": kind} if kind == "none" else {"kind": kind, "factor": asked("factor")}
+    context, key = get("max_position_embeddings"), "original_max_position_embeddings"
+    if kind == "dynamic":
+        original = whole(context, "max_position_embeddings")
+        return {"kind": kind, "factor": asked("factor"), "original_context": original}
+    original = whole(get(key, say(key, context)), key, least=2)
+    if kind == "llama3":
+        marks = {word: asked(word) for word in ("factor", "low_freq_factor", "high_freq_factor")}
+        return {"kind": kind, **marks, "original_context": original}
+    factor, attention = say("factor"), say("attention_factor")
+    if factor is None:
+        factor = whole(context, "max_position_embeddings") / original
+    factor = number(factor, f"{table}.factor")
+    if kind == "longrope":
+        if attention is None:
+            attention = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
+        sets = {"short_factors": asked("short_factor"), "long_factors": asked("long_factor")}
+        return {"kind": kind, **sets, "original_context": original, "attention_factor": attention}
 
-            attention = say("attention_factor")
-            if attention is None and say("mscale") and say("mscale_all_dim"):
-                attention = magnitude(say("mscale")) / magnitude(say("mscale_all_dim"))
-            betas = {"beta_fast": say("beta_fast", 32.0), "beta_slow": say("beta_slow", 1.0)}
-            rest = {"attention_factor": attention, "truncate": say("truncate", True)}
-            return {"kind": "yarn", "factor": factor, "original_context": original, **betas, **rest}
-        case "longrope" | "su":
-            factor, attention = number(given, "rope_parameters.factor"), say("attention_factor")
-            if attention is None:
-                attention = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
-            sets = {"short_factors": say("short_factor"), "long_factors": say("long_factor")}
-            return {"kind": "longrope", **sets, "original_context": original, "attention_factor": attention}
-    raise SpecError(
-        f"rope_type: {show(kind)} is not implemented (default, linear, dynamic, llama3, yarn, longrope are)",
-        code="config",
-    )
+    def magnitude(word: str) -> float:
+        return 0.1 * number(say(word), f"{table}.{word}") * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+    if attention is None and say("mscale") and say("mscale_all_dim"):
+        attention = magnitude("mscale") / magnitude("mscale_all_dim")
+    betas = {"beta_fast": say("beta_fast") or 32.0, "beta_slow": say("beta_slow") or 1.0}
+    rest = {"attention_factor": attention, "truncate": say("truncate", True)}
+    return {"kind": kind, "factor": factor, "original_context": original, **betas, **rest}
+
+
+def _as_far_as_it_reaches(spec: Spec) -> Spec:
+    """The Spec with the context that its rotation was stretched to: configs often keep the trained one beside a scaling
+    that says how much longer texts may be.
+    """
+    positions = (spec.position, *(variant.position for variant in spec.variants))
+    scalings = [part.scaling for part in positions if isinstance(part, Rope)]
+    reach = [int(s.factor * s.original_context) for s in scalings if isinstance(s, DynamicScaling | YarnScaling)]
+    return replace(spec, context_length=max(spec.context_length, *reach)) if reach else spec
 
 
 def windows(
     get: Get, window: int | None, sliding: Callable[[int], bool], layers: str = "num_hidden_layers"
 ) -> list[int]:
     """The layers (from 0) that see a window: what `layer_types` says, else the family's rule `sliding(layer)`."""
-    if window is None:
-        return []
     types, number = get("layer_types"), whole(get(layers), layers)
     if types is None:
-        return [i for i in range(number) if sliding(i)]
+        return [] if window is None else [i for i in range(number) if sliding(i)]
     known = {"full_attention", "sliding_attention"}
     require_key(isinstance(types, list) and len(types) >= number, "layer_types: not a word for every layer")
     for word in types:
-        require_key(word in known, f"layer_types: {show(word)} is not implemented (known: {', '.join(sorted(known))})")
-    return [i for i in range(number) if types[i] == "sliding_attention"]
+        listed = isinstance(word, str) and word in known
+        require_key(listed, f"layer_types: {show(word)} is not implemented (known: {', '.join(sorted(known))})")
+    found = [i for i in range(number) if types[i] == "sliding_attention"]
+    require_key(window is not None or not found, "layer_types: sliding_attention, but no sliding_window is in use")
+    return found
 
 
 def windowed(layers: list[int], window: int | None, **others: Any) -> list[dict[str, Any]]:

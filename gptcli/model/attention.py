@@ -41,7 +41,7 @@ class Sight:
         ago = self.queries[:, None, :, None] - self.keys[:, None, None, :]  # → [B, 1, T, S]
         seen = ago >= 0 if self.causal else torch.ones_like(ago, dtype=torch.bool)
         if self.window is not None:
-            seen = seen & (ago < self.window)
+            seen = seen & (ago.abs() < self.window)
         return seen if self.present is None else seen & self.present[:, None, None, :]
 
     @property

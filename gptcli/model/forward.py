@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gptcli.errors import GptcliError
 from gptcli.model.attention import Sight, attention
-from gptcli.model.ops import embed, head, mlp, norm, rotary
+from gptcli.model.ops import embed, head, linear, mlp, norm, rotary
 from gptcli.model.weights import Weights
 from gptcli.spec import NoMLP, Spec
 from gptcli.trace import SILENT, Silent
@@ -84,6 +84,8 @@ def forward(inputs: Inputs, weights: Weights, spec: Spec, probe: Silent = SILENT
         x = layer(x, rows, sight, rotation, weights.at(f"layers.{i}"), here, probe.at(f"layers.{i}"))
     if spec.norm.final:
         x = probe("final_norm", norm(x, weights, "final_norm", spec))
+    if "embed_out.weight" in weights:  # token rows have a size of their own
+        x = probe("embed_out", linear(x, weights, "embed_out"))  # [B, T, C] → [B, T, P]
     return probe("logits", head(x, weights, spec.lm_head))  # [B, T, C] → [B, T, V]
 
 

@@ -9,6 +9,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from gptcli.checkpoint.bind import Binding, Bound
+from gptcli.checkpoint.pickled import load as load_pickle
 from gptcli.checkpoint.safetensors import TensorInfo
 from gptcli.layout import Param
 from gptcli.model.weights import Lazy
@@ -25,10 +26,12 @@ def stored_weights(
     files: dict[Path, Any] = {}
 
     def read(stored: str) -> Tensor:
-        path = infos[stored].file
-        if path not in files:
-            files[path] = safe_open(path, framework="pt")
-        return files[path].get_tensor(stored)
+        info = infos[stored]
+        if info.file.suffix != ".safetensors":
+            return load_pickle(info.file).tensors[info.key]
+        if info.file not in files:
+            files[info.file] = safe_open(info.file, framework="pt")
+        return files[info.file].get_tensor(info.key)
 
     def maker(bound: Bound, param: Param) -> Callable[[], Tensor]:
         return lambda: cut(read(bound.stored), bound, param).to(device, dtype)

@@ -1,5 +1,5 @@
 """The operations that act on each position by itself. C hidden size, F MLP size, V vocabulary, D head size (R of
-it rotated), E experts.
+it rotated), P the size of a token's row where it is not C, E experts.
 
 float32 and float64 compute in themselves; half types compute norms, rotation and logits in float32.
 """
@@ -36,6 +36,7 @@ ACTIVATIONS = {
     "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
     "gelu_sigmoid": lambda x: x * torch.sigmoid(1.702 * x),
     "silu": F.silu,
+    "tanh": torch.tanh,
 }
 
 
@@ -57,8 +58,8 @@ def norm(x: Tensor, w: Weights, name: str, spec: Spec) -> Tensor:
     weight, bias = w.get(f"{name}.weight"), w.get(f"{name}.bias")
     h = x.to(wide(x.dtype))
     if isinstance(part, LayerNorm):
-        bias = bias if bias is None else bias.to(h.dtype)
-        return F.layer_norm(h, weight.shape, weight.to(h.dtype), bias, part.eps).to(x.dtype)
+        weight, bias = (p if p is None else p.to(h.dtype) for p in (weight, bias))
+        return F.layer_norm(h, h.shape[-1:], weight, bias, part.eps).to(x.dtype)
     h = h * torch.rsqrt(h.square().mean(-1, keepdim=True) + part.eps)
     return (h if weight is None else h * (part.offset + weight.to(h.dtype))).to(x.dtype)
 
@@ -70,7 +71,8 @@ def softcap(x: Tensor, cap: float | None) -> Tensor:
 
 def embed(ids: Tensor, positions: Tensor, w: Weights, spec: Spec) -> Tensor:
     """Token rows, scaled, plus position rows where they are learned: ids, positions [B, T] → [B, T, C]."""
-    x = w.rows("embed.weight", ids)  # [B, T] → [B, T, C]
+    x = w.rows("embed.weight", ids)  # [B, T] → [B, T, C], or [B, T, P] where rows have a size of their own
+    x = linear(x, w, "embed_in") if "embed_in.weight" in w else x  # [B, T, P] → [B, T, C]
     if spec.embed_scale != 1.0:
         x = x * torch.tensor(spec.embed_scale, dtype=x.dtype)
     if isinstance(spec.position, Learned):
@@ -118,7 +120,7 @@ def _expert(x: Tensor, w: Weights, part: Experts) -> Tensor:
 
 
 def head(x: Tensor, w: Weights, part: Head) -> Tensor:
-    """Logits over the vocabulary: [B, T, C] → [B, T, V], float32 for half types."""
+    """Logits over the vocabulary: [B, T, C or P] → [B, T, V], float32 for half types."""
     weight, bias = w["lm_head.weight"], w.get("lm_head.bias")
     dtype = wide(x.dtype)
     if dtype == x.dtype:

@@ -340,7 +340,7 @@ def _walk(screen: Screen, walk: Walk, report: TraceReport) -> None:
     width = max(len(step.label) for step in walk.before + walk.after)
     for step in walk.before:
         _step(screen, step, width)
-    _keys(screen, walk, report.scale)
+    _keys(screen, walk)
     for step in walk.after:
         _step(screen, step, width)
 
@@ -362,7 +362,7 @@ def _step(screen: Screen, step: Step, width: int) -> None:
         screen.line((f"{'':<{width}}    {formula}", "dim"))
 
 
-def _keys(screen: Screen, walk: Walk, scale: float) -> None:
+def _keys(screen: Screen, walk: Walk) -> None:
     """One row a key, the heaviest where there are many, and their sum, which is z."""
     short = len(walk.keys[0].k) <= 4 or screen.full
     kept = walk.keys
@@ -375,11 +375,13 @@ def _keys(screen: Screen, walk: Walk, scale: float) -> None:
         weight = sum(key.weight for key in walk.keys) - sum(key.weight for key in kept)
         rows.append([(f"… {rest} keys more", "dim"), "", "", "", "", (screen.number(weight), "dim"), ""])
     z = next(step for step in walk.after if step.path.endswith(".attn.z"))
-    total = screen.number(sum(key.weight for key in walk.keys))
+    if walk.sink is not None:
+        rows.append([("sink", "dim"), "", "", "", "", screen.number(walk.sink), ""])
+    total = screen.number((walk.sink or 0.0) + sum(key.weight for key in walk.keys))
     summed = screen.vector(z.values) if short else screen.number(_norm(z.values))
     rows.append([("sum", "dim"), "", "", "", "", total, summed])
     k = next((s.label for s in reversed(walk.before) if s.label.startswith("attn.k")), "k").removeprefix("attn.")
-    scaled = "/√D" if abs(scale * len(z.values) ** 0.5 - 1) < 1e-12 else f"·{scale:g}"
+    scaled = "/√D" if abs(walk.scale * len(z.values) ** 0.5 - 1) < 1e-12 else f"·{walk.scale:g}"
     header = ("key", k if short else f"|{k}|", "q·k", scaled, "mask", "weight", "weight·v" if short else "|weight·v|")
     screen.table(rows, header, right=(1, 2, 3, 4, 5, 6))
 

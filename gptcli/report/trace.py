@@ -8,15 +8,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from gptcli.count import layer_index
 from gptcli.errors import GptcliError, nearest
 from gptcli.report import Finding, ModelFacts, Report
 from gptcli.run import Run, positions
-from gptcli.spec import Dense, LayerNorm, Learned, Rope, Spec
+from gptcli.spec import Experts, LayerNorm, Learned, NoMLP, RMSNorm, Rope, Spec
 from gptcli.tokens import Token
 from gptcli.trace import Recorder, Selection, points, sizes
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from gptcli.model.attention import Sight
 
 # Largest |weights @ v - fused| that rounding explains, relative to the head's largest |z|.
 TOLERANCE = {"float64": 1e-14, "float32": 2e-6, "bfloat16": 1e-2, "float16": 2e-3}
@@ -65,7 +68,11 @@ class Check:
 
 @dataclass(frozen=True, kw_only=True)
 class Walk:
-    """The numbers of one head. layer_index and head count from 0; before, keys and after are in the order of birth."""
+    """The numbers of one head. layer_index and head count from 0; before, keys and after are in the order of birth.
+
+    scale multiplies q·k; softcap bounds the scores, window the keys that are seen, where the layer has one; sink: the
+    weight that goes to no key, where the head has one.
+    """
 
     layer_index: int
     path: str
@@ -73,6 +80,10 @@ class Walk:
     kv_head: int
     position: int
     token: str
+    scale: float
+    softcap: float | None
+    window: int | None
+    sink: float | None
     before: list[Step]
     keys: list[KeyStep]
     after: list[Step]
@@ -84,7 +95,6 @@ class TraceReport(Report):
     model: ModelFacts
     n_layers: int
     n_heads: int
-    scale: float
     tokens: list[list[Token]]
     walks: list[Walk]
     proof: list[Check]
@@ -123,8 +133,11 @@ class ActivationReport(Report):
 
 def points_report(run: Run) -> PointsReport:
     """Every activation that this model has, with its shape for these ids."""
-    letters = sizes(run.model.spec, len(run.ids), run.width, run.width)
-    found = [PointFacts(path, axes, [letters[a] for a in axes]) for path, axes in points(run.model.spec)]
+    found, spec = [], run.model.spec
+    for path, axes in points(spec):
+        index = layer_index(path)
+        letters = sizes(spec if index is None else spec.at(index), len(run.ids), run.width, run.width)
+        found.append(PointFacts(path, axes, [letters[a] for a in axes]))
     return PointsReport(model=run.facts(), tokens=run.tokens(), points=found)
 
 
@@ -201,7 +214,6 @@ def trace_report(run: Run, layers: list[int], heads: list[int], position: str) -
         model=run.facts(),
         n_layers=run.model.spec.n_layers,
         n_heads=a.n_heads,
-        scale=look.scale,
         tokens=run.tokens(),
         walks=[look.walk(layer, head, query) for layer in layers for head in heads for query in queries],
         proof=proof,
@@ -218,11 +230,12 @@ class _Look:
     select: Selection
 
     def __post_init__(self):
-        self.spec = self.run.model.spec
         self.tokens = self.run.tokens()[0]
-        a = self.spec.attention
+        a = self.run.model.spec.attention
         self.group = a.n_heads // a.n_kv_heads
-        self.scale = a.head_dim**-0.5 if a.scale is None else a.scale
+
+    def spec(self, layer: int) -> Spec:
+        return self.run.model.spec.at(layer)
 
     def of(self, layer: int, name: str) -> "Tensor":
         """The recorded activation of a layer for the one text, without its batch axis."""
@@ -233,11 +246,15 @@ class _Look:
 
     def key_name(self, layer: int, letter: str) -> str:
         """The last form of q or k before the product: rotated, normed, or as projected."""
-        return next(n for n in (f"attn.{letter}_rot", f"attn.{letter}_norm", f"attn.{letter}") if self.has(layer, n))
+        later = (f"attn.{letter}_rot", f"attn.{letter}_norm")
+        later = later if self.spec(layer).attention.qk_norm_place == "before" else later[::-1]
+        return next(name for name in (*later, f"attn.{letter}") if self.has(layer, name))
 
     def walk(self, layer: int, head: int, query: int) -> Walk:
         steps = list(self.steps(layer, head, query))
         cut = next(i for i, step in enumerate(steps) if step.path.endswith(".attn.z"))
+        a = self.spec(layer).attention
+        sink = self.of(layer, "attn.sink")[self.inside(head, query)] if self.has(layer, "attn.sink") else None
         return Walk(
             layer_index=layer,
             path=f"layers.{layer}",
@@ -245,6 +262,10 @@ class _Look:
             kv_head=head // self.group,
             position=query,
             token=self.tokens[query].token,
+            scale=a.head_dim**-0.5 if a.scale is None else a.scale,
+            softcap=a.softcap,
+            window=a.window,
+            sink=None if sink is None else float(sink),
             before=steps[:cut],
             keys=self.keys(layer, head, query),
             after=steps[cut:],
@@ -252,30 +273,32 @@ class _Look:
 
     def steps(self, layer: int, head: int, query: int) -> Iterator[Step]:
         """Every recorded activation of the layer but scores and weights, at this head and query."""
+        told = formulas(self.spec(layer), layer)
         for path, tensor in self.kept.items():
             at, name = f"layers.{layer}.", path.removeprefix(f"layers.{layer}.")
-            if not path.startswith(at) or name in ("attn.scores", "attn.pattern"):
+            if not path.startswith(at) or name in ("attn.scores", "attn.pattern", "attn.sink"):
                 continue
             x = tensor[0]
             if x.ndim == 3:  # [H or G, T, D]
                 x = x[head // self.group if re.fullmatch(r"attn\.[kv](_.*)?", name) else head]
-            yield Step(path=path, label=name, formula=self.formula(layer, name), values=x[query].tolist())
+            yield Step(path=path, label=name, formula=told[name], values=x[query].tolist())
             if name == "attn.z":
                 merged = tensor[0][:, query].flatten().tolist()
                 yield Step(path=f"{at}attn.z", label="merged", formula="all heads' z, side by side", values=merged)
 
-    def formula(self, layer: int, name: str) -> str:
-        return formulas(self.spec, layer)[name]
+    def inside(self, head: int, query: int) -> tuple[int, int]:
+        """Where a head and a query stand among those whose weights were computed."""
+        return head - self.select.heads.start, query - (self.select.queries.start or 0)
 
     def keys(self, layer: int, head: int, query: int) -> list[KeyStep]:
         kv = head // self.group
         k, v = self.of(layer, self.key_name(layer, "k"))[kv], self.of(layer, "attn.v")[kv]  # [S, D]
         q = self.of(layer, self.key_name(layer, "q"))[head, query]  # [D]
-        inside = head - self.select.heads.start, query - (self.select.queries.start or 0)
+        inside = self.inside(head, query)
         scores, pattern = self.of(layer, "attn.scores")[inside], self.of(layer, "attn.pattern")[inside]  # [S]
         products = k.to(scores.dtype) @ q.to(scores.dtype)
         weighted = pattern[:, None] * v.to(pattern.dtype)  # [S, D]
-        seen = self.visible(query)
+        seen = self.sight(layer, slice(query, query + 1)).mask[0, 0, 0].tolist()
         columns = [x.tolist() for x in (k, products, scores, pattern, v, weighted)]
         return [
             KeyStep(
@@ -293,34 +316,43 @@ class _Look:
             for position, (token, key, product, scaled, weight, value, part) in enumerate(zip(self.tokens, *columns))
         ]
 
-    def visible(self, query: int) -> list[bool]:
+    def sight(self, layer: int, queries: slice) -> "Sight":
         from gptcli.model.attention import Sight
 
-        sight = Sight.of(self.spec.attention, self.run.inputs("all").positions, None)
-        return sight.at(slice(query, query + 1)).mask()[0, 0, 0].tolist()
+        return Sight.of(self.spec(layer).attention, self.run.inputs("all").positions, None).at(queries)
 
     def proof(self, layer: int, layer_is_named: bool) -> Iterator[Check]:
         """What must hold of a layer, over every head and query whose weights were computed."""
-        from gptcli.model.attention import Sight
-
+        spec, at = self.spec(layer), f"layers.{layer}: " if layer_is_named else ""
         pattern = self.of(layer, "attn.pattern")  # [h, t, S]
-        z = self.of(layer, "attn.z")[self.select.heads, self.select.queries]
+        z = self.of(layer, "attn.z")[self.select.heads, self.select.queries]  # [h, t, D]
         v = self.of(layer, "attn.v")[[h // self.group for h in range(self.select.heads.start, self.select.heads.stop)]]
-        again = pattern @ v.to(pattern.dtype)
-        gap = (again - z.to(pattern.dtype)).abs().amax((1, 2)) / z.abs().amax((1, 2)).clamp(min=1e-30)
+        gap = (pattern @ v.to(pattern.dtype) - z.to(pattern.dtype)).abs().amax((1, 2))
+        gap = gap / z.abs().amax((1, 2)).clamp(min=1e-30)
         dtype = str(z.dtype).removeprefix("torch.")
-        at = f"layers.{layer}: " if layer_is_named else ""
-        yield _check(f"{at}weights @ v = the fused kernel's z", float(gap.max()), TOLERANCE[dtype])
-        sums = float((pattern.double().sum(-1) - 1).abs().max())
-        yield _check(f"{at}rows of weights sum to 1", sums, 1e-12 if dtype == "float64" else 1e-5)
-        sight = Sight.of(self.spec.attention, self.run.inputs("all").positions, None)
-        hidden = ~sight.at(self.select.queries).mask()[0]  # [1, t, S]
-        yield _check(f"{at}masked weights are 0", float(pattern.masked_fill(~hidden, 0).abs().max()), 0)
+        kernel = "the fused kernel's z" if spec.attention.softcap is None else "the z of the step-by-step function"
+        yield _check(f"{at}weights @ v = {kernel}", float(gap.max()), TOLERANCE[dtype])
+        sums = pattern.double().sum(-1)
+        if spec.attention.sinks:
+            sums = sums + self.of(layer, "attn.sink").double()
+        with_sink = " with their sink" if spec.attention.sinks else ""
+        allowed = 1e-12 if dtype == "float64" else 1e-5
+        yield _check(f"{at}rows of weights{with_sink} sum to 1", float((sums - 1).abs().max()), allowed)
+        seen = self.sight(layer, self.select.queries).mask[0]  # [1, t, S]
+        yield _check(f"{at}masked weights are 0", float(pattern.masked_fill(seen, 0).abs().max()), 0)
+        if spec.norm.placement == "post":
+            return  # there a sum is normed before anything keeps it
         for before, out, after in (("resid_pre", "attn_out", "resid_mid"), ("resid_mid", "mlp_out", "resid_post")):
-            if self.has(layer, out) and self.spec.norm.placement != "post":
-                summed = self.of(layer, before) + self.of(layer, out)
-                error = float((summed - self.of(layer, after)).abs().max())
-                yield _check(f"{at}{before} + {out} = {after}", error, 0)
+            out = f"{out}_norm" if self.has(layer, f"{out}_norm") else out
+            if self.has(layer, out):
+                added = self.of(layer, out)
+                added = added if spec.residual_scale == 1.0 else added * spec.residual_scale
+                error = float((self.of(layer, before) + added - self.of(layer, after)).abs().max())
+                yield _check(f"{at}{before} + {_scaled(out, spec)} = {after}", error, 0)
+
+
+def _scaled(name: str, spec: Spec) -> str:
+    return name if spec.residual_scale == 1.0 else f"{spec.residual_scale:g}·{name}"
 
 
 def _differing(a: "Tensor", b: "Tensor") -> float:
@@ -334,40 +366,69 @@ def _check(claim: str, error: float, allowed: float) -> Check:
 
 def formulas(spec: Spec, layer: int) -> dict[str, str]:
     """How each activation of a layer comes about, in the project's letters. W is stored [out, in]; x·W reads xWᵀ."""
-    a, mlp, norm = spec.attention, spec.mlp, spec.norm
-    normed = "(x-mean(x))/√(var(x)+ε)·w" if isinstance(norm, LayerNorm) else "x/√(mean(x²)+ε)·w"
-    if isinstance(norm, LayerNorm):
-        normed += "+b" if norm.bias else ""
-    elif getattr(norm, "offset", 0):
-        normed = f"x/√(mean(x²)+ε)·({norm.offset:g}+w)"
-    post = norm.placement == "post"
-    read, mlp_read = ("resid_pre", "resid_mid") if norm.placement != "pre" else ("attn_norm", "mlp_norm")
-    bias, o_bias = "+b" if a.bias else "", "+b" if a.o_bias else ""
-    pairs = "halves" if isinstance(spec.position, Rope) and spec.position.pairs == "halves" else "neighbours"
-    q, k = ("q_norm", "k_norm") if a.qk_norm else ("q", "k")
-    table = " + pos_embed[position]" if isinstance(spec.position, Learned) else ""
+    a, placement = spec.attention, spec.norm.placement
+    normed, before = _norm_formula(spec), placement in ("pre", "sandwich")
+    b, o_b = "+b" if a.bias else "", "+b" if a.o_bias else ""
+    source = "attn_norm" if before else "resid_pre"
+    place = f" + pos_embed[position{' + 2' * bool(spec.position.offset)}]" if isinstance(spec.position, Learned) else ""
+    scale = f" · {spec.embed_scale:g}" if spec.embed_scale != 1 else ""
+    embedded = f"norm(embed[id]{scale}{place})" if spec.norm.embedding else f"embed[id]{scale}{place}"
+    added = {name: _scaled(f"{name}_norm" if placement in ("output", "sandwich") else name, spec) for name in OUTPUTS}
     found = {
-        "resid_pre": f"embed[id]{table}" if layer == 0 else f"layers.{layer - 1}.resid_post",
-        "attn_norm": normed + (", x = resid_pre+attn_out" if post else ""),
-        "attn.q": f"{read}·Wq{bias}",
-        "attn.k": f"{read}·Wk{bias}",
-        "attn.v": f"{read}·Wv{bias}",
+        "resid_pre": embedded if layer == 0 else f"layers.{layer - 1}.resid_post",
+        "attn_norm": normed + (", x = resid_pre + attn_out" if placement == "post" else ""),
+        "attn.q": f"norm({source}·Wq{b})" if a.qk_norm == "whole" else f"{source}·Wq{b}",
+        "attn.k": f"norm({source}·Wk{b})" if a.qk_norm == "whole" else f"{source}·Wk{b}",
+        "attn.v": f"{source}·Wv{b}",
         "attn.q_norm": normed,
         "attn.k_norm": normed,
-        "attn.q_rot": f"{q} turned by position·θ^(-2i/D), {pairs}",
-        "attn.k_rot": f"{k} turned by position·θ^(-2i/D), {pairs}",
         "attn.z": "Σ weight·v",
-        "attn_out": f"merged·Wo{o_bias}",
-        "resid_mid": "attn_norm" if post else "resid_pre + attn_out",
-        "mlp_norm": normed + (", x = resid_mid+mlp_out" if post else ""),
+        "attn_out": f"merged·Wo{o_b}",
+        "attn_out_norm": normed,
+        "resid_mid": "attn_norm" if placement == "post" else f"resid_pre + {added['attn_out']}",
+        "mlp_out_norm": normed,
+        "resid_post": "mlp_norm" if placement == "post" else f"resid_mid + {added['mlp_out']}",
     }
-    if isinstance(mlp, Dense):
-        b, act = "+b" if mlp.bias else "", mlp.activation
-        found |= {
-            "mlp.up": f"{mlp_read}·Wup{b}",
-            "mlp.gate": f"{mlp_read}·Wgate{b}",
-            "mlp.act": f"{act}(mlp.gate)·mlp.up" if mlp.gated else f"{act}(mlp.up)",
-            "mlp_out": f"mlp.act·Wdown{b}",
-            "resid_post": "mlp_norm" if post else "resid_mid + mlp_out",
+    if isinstance(spec.position, Rope):
+        size = "D" if spec.position.rotary_dim is None else "R"
+        sign = "-" * (spec.position.direction == "backward")
+        q, k = ("q_norm", "k_norm") if a.qk_norm in ("head", "each") and a.qk_norm_place == "before" else ("q", "k")
+        for name, x in (("attn.q_rot", q), ("attn.k_rot", k)):
+            found[name] = f"{x} turned by {sign}position·θ^(-2i/{size}), {spec.position.pairs}"
+    return found | _mlp_formulas(spec)
+
+
+OUTPUTS = ("attn_out", "mlp_out")
+
+
+def _norm_formula(spec: Spec) -> str:
+    norm = spec.norm
+    if isinstance(norm, LayerNorm):
+        return "(x-mean(x))/√(var(x)+ε)·w" + "+b" * norm.bias
+    if isinstance(norm, RMSNorm):
+        gain = "" if not norm.weight else f"·({norm.offset:g}+w)" if norm.offset else "·w"
+        return f"x/√(mean(x²)+ε){gain}"
+    return ""
+
+
+def _mlp_formulas(spec: Spec) -> dict[str, str]:
+    mlp, placement = spec.mlp, spec.norm.placement
+    if isinstance(mlp, NoMLP):
+        return {"resid_post": "resid_mid"}
+    shared, stream = spec.residual == "parallel_shared", "resid_mid" if spec.residual == "sequential" else "resid_pre"
+    source = "attn_norm" if shared else "mlp_norm" if placement in ("pre", "sandwich") else stream
+    of = f", x = {stream}" if spec.residual == "parallel" else ""
+    found = {"mlp_norm": _norm_formula(spec) + (", x = resid_mid + mlp_out" if placement == "post" else of)}
+    if isinstance(mlp, Experts):
+        shared = " + shared expert" if mlp.shared_size is not None else ""
+        return found | {
+            "mlp.router": f"{source}·Wrouter{'+b' * mlp.router_bias}",
+            "mlp_out": f"Σ weight·expert over the top {mlp.top_k} of {mlp.n_experts}{shared}",
         }
-    return found | ({} if isinstance(mlp, Dense) else {"resid_post": "resid_mid"})
+    b, act = "+b" * mlp.bias, mlp.activation
+    return found | {
+        "mlp.up": f"{source}·Wup{b}",
+        "mlp.gate": f"{source}·Wgate{b}",
+        "mlp.act": f"{act}(mlp.gate)·mlp.up" if mlp.gated else f"{act}(mlp.up)",
+        "mlp_out": f"mlp.act·Wdown{b}",
+    }

@@ -1,0 +1,113 @@
+"""A model as Python sees it: what the command line does, without the command line."""
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from gptcli.layout import Param
+from gptcli.run import Run
+from gptcli.source import Model
+from gptcli.spec import Spec
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from gptcli.model.weights import Weights
+    from gptcli.report.forward import ForwardReport
+    from gptcli.report.params import By, ParamsReport
+    from gptcli.report.score import ScoreReport
+    from gptcli.report.topk import TopkReport
+    from gptcli.report.trace import TraceReport
+    from gptcli.tokens import Tokenizer
+
+Text = str | Sequence[int]  # words, or ids
+
+
+class Opened:
+    """An opened model. Where a method takes a text, it takes a list of ids as well."""
+
+    def __init__(self, model: Model, device: str = "auto", dtype: str = "auto"):
+        self.model, self.device, self.dtype = model, device, dtype
+
+    def __repr__(self) -> str:
+        return f"<gptcli model {self.model.shown}>"
+
+    @property
+    def spec(self) -> Spec:
+        """The architecture, as frozen data."""
+        return self.model.spec
+
+    @property
+    def layout(self) -> tuple[Param, ...]:
+        """Every weight: name, shape, axes, role, tie."""
+        return self.model.layout
+
+    @property
+    def tokens(self) -> "Tokenizer":
+        """Text to ids and back. Raises GptcliError where the model has no tokenizer."""
+        return self.model.tokenizer
+
+    @property
+    def notes(self) -> list[str]:
+        """What a person should know of how the model was read."""
+        return self.model.notes
+
+    @cached_property
+    def weights(self) -> "Weights":
+        """`m.weights["layers.0.attn.q.weight"]`: a tensor [out, in], read when it is first asked for."""
+        return self._run([0]).weights
+
+    def _run(self, text: Text) -> Run:
+        ids = self.tokens.encode(text) if isinstance(text, str) else list(text)
+        run = Run(self.model, [ids], self.dtype, self.device)
+        if "weights" in self.__dict__:
+            run.weights = self.weights
+        else:
+            self.__dict__["weights"] = run.weights
+        return run
+
+    def logits(self, text: Text) -> "Tensor":
+        """Next-token logits after every position: [T, V], float32 (float64 in float64)."""
+        return self._run(text).forward("all")[0]
+
+    def activations(self, text: Text, *paths: str) -> "dict[str, Tensor]":
+        """The activations that match the paths (`layers.0.attn.pattern`, `layers.*.resid_post`), by path, batch first.
+
+        Raises nothing for a pattern that matches none: `gptcli trace --list` names them all.
+        """
+        from gptcli.trace import Recorder
+
+        recorder = Recorder(*paths)
+        self._run(text).forward("all", recorder)
+        return recorder.kept
+
+    def params(self, by: "By" = "component") -> "ParamsReport":
+        """The report of `gptcli params`."""
+        from gptcli.report.params import params_report
+
+        return params_report(self.model, by, self.dtype, full=False)
+
+    def forward(self, text: Text, k: int = 5) -> "ForwardReport":
+        """The report of `gptcli forward`."""
+        from gptcli.report.forward import forward_report
+
+        return forward_report(self._run(text), k, (), inner=False)[0]
+
+    def topk(self, text: Text, k: int = 10, position: int | str = -1, temperature: float = 1.0) -> "TopkReport":
+        """The report of `gptcli topk`. position: from 0, -1 the last, or "all"."""
+        from gptcli.report.topk import topk_report
+
+        return topk_report(self._run(text), k, (), str(position), temperature)
+
+    def score(self, text: Text) -> "ScoreReport":
+        """The report of `gptcli score`."""
+        from gptcli.report.score import score_report
+
+        return score_report(self._run(text))
+
+    def trace(self, text: Text, layer: int = 0, head: int = 0, position: int | str = -1) -> "TraceReport":
+        """The report of `gptcli trace`. layer and head count from 0, as everywhere in Python."""
+        from gptcli.report.trace import heads_of, layers_of, trace_report
+
+        layers, heads = layers_of(f"L{layer}", self.spec), heads_of(str(head), self.spec)
+        return trace_report(self._run(text), layers, heads, str(position))

@@ -1,0 +1,133 @@
+"""Text to ids and back. A tokenizer encodes a text, gives the bytes of an id, and finds the id that a word means."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from gptcli.errors import GptcliError, nearest
+
+
+class Encoded(NamedTuple):
+    """A text's ids, and which of them the tokenizer's own rule added (a BOS, an EOS)."""
+
+    ids: list[int]
+    added: list[bool]
+
+
+class Rule(NamedTuple):
+    """How to encode. bos: begin with it (None: as the tokenizer itself does); special: words such as `<|endoftext|>` in
+    the text mean the special tokens, instead of being plain text.
+    """
+
+    bos: bool | None = None
+    special: bool = False
+
+
+OWN_RULE = Rule()
+
+
+class Tokenizer:
+    """name: what encodes, for a person; size: how many ids it knows; whole: it means to know every row of the table."""
+
+    name: str
+    size: int
+    whole = True
+
+    def encode(self, text: str, rule: Rule = OWN_RULE) -> list[int]:
+        """The ids of a text, with what the rule adds. Raises GptcliError."""
+        return self.marked(text, rule).ids
+
+    def marked(self, text: str, rule: Rule = OWN_RULE) -> Encoded:
+        """The same, with a mark at each id that the rule added."""
+        raise NotImplementedError
+
+    def piece(self, id_: int) -> bytes | None:
+        """The bytes that an id stands for; None for an id that it doesn't know."""
+        raise NotImplementedError
+
+    def find(self, word: str) -> int:
+        """The one id that a word means, with or without a space before it. Raises GptcliError."""
+        plain = Rule(bos=False)
+        for text in (word, f" {word}") if word else ():
+            ids = self.encode(text, plain)
+            if len(ids) == 1:
+                return ids[0]
+        pieces = " + ".join(visible(self.piece(id_) or b"") for id_ in self.encode(word, plain))
+        raise GptcliError(f"{word!r} is not one token but {pieces or 'none'}", "name one of them", "word")
+
+
+def plain(ids: list[int], bos: int | None) -> Encoded:
+    """Ids behind a BOS, where there is one."""
+    return Encoded(ids, [False] * len(ids)) if bos is None else Encoded([bos, *ids], [True] + [False] * len(ids))
+
+
+class Words(Tokenizer):
+    """A toy vocabulary: a text is words parted by spaces, and an id may have no word."""
+
+    whole = False
+
+    def __init__(self, words: dict[int, str], model: str, named: bool):
+        self.words, self.ids = words, {word: id_ for id_, word in words.items()}
+        self.name, self.size = f"the {len(words)} words of {model}", len(words)
+        self.other = (
+            "" if named else f"; the worked example {model} ran because no model was named: -m MODEL runs another"
+        )
+
+    def marked(self, text: str, rule: Rule = OWN_RULE) -> Encoded:
+        if rule.bos:
+            raise GptcliError("--bos: a vocabulary of words has no BOS", "leave it out", "tokenizer")
+        return plain([self.find(word) for word in text.split()], None)
+
+    def piece(self, id_: int) -> bytes | None:
+        return self.words[id_].encode() if id_ in self.words else None
+
+    def find(self, word: str) -> int:
+        if word not in self.ids:
+            meant = nearest(word, self.ids)
+            known = f"the vocabulary has {', '.join(self.ids)}"
+            raise GptcliError(f"unknown word {word!r}", f"{meant} {known}{self.other}".strip(), "word")
+        return self.ids[word]
+
+
+def visible(piece: bytes | None) -> str:
+    """Bytes as one unmistakable text: a space is ␣, what can't be seen or is no character alone is escaped."""
+    if piece is None:
+        return ""
+    text = piece.decode("utf-8", errors="surrogateescape")
+    return "".join(_visible_letter(letter) for letter in text)
+
+
+def _visible_letter(letter: str) -> str:
+    code = ord(letter)
+    if letter == " ":
+        return "␣"
+    if letter in "\n\t\r\\":
+        return {"\n": r"\n", "\t": r"\t", "\r": r"\r", "\\": r"\\"}[letter]
+    if 0xDC80 <= code <= 0xDCFF:
+        return f"\\x{code - 0xDC00:02x}"
+    if letter.isprintable() and letter != "␣":
+        return letter
+    return f"\\x{code:02x}" if code < 0x80 else f"\\u{{{code:x}}}"
+
+
+@dataclass(frozen=True)
+class Token:
+    """One token as it is shown: its id, its text made visible, and its bytes (None where no tokenizer knows the id).
+
+    added: the tokenizer's rule put it there, not the text.
+    """
+
+    id: int
+    token: str
+    bytes: list[int] | None
+    added: bool = False
+
+    @classmethod
+    def of(cls, id_: int, tokenizer: Tokenizer | None, added: bool = False) -> "Token":
+        piece = tokenizer.piece(id_) if tokenizer else None
+        return cls(id_, visible(piece), None if piece is None else list(piece), added)
+
+
+# The readers stand in rooms of their own, and are loaded with this one: each imports its library when it is used.
+from gptcli.tokens.files import BytePairs, from_files, from_name  # noqa: E402
+
+__all__ = ["BytePairs", "Encoded", "Rule", "Token", "Tokenizer", "Words", "from_files", "from_name", "visible"]
