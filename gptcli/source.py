@@ -15,6 +15,7 @@ from gptcli import count, shipped
 from gptcli.config import Config
 from gptcli.errors import GptcliError, nearest
 from gptcli.layout import Param, layout
+from gptcli.report import ModelFacts
 from gptcli.spec import Spec
 
 if TYPE_CHECKING:
@@ -108,6 +109,19 @@ class Model:
                 self.offline = asked
         except GptcliError:
             return None
+
+    def facts(self, dtype: str, device: str | None = None) -> ModelFacts:
+        """Which model this is, for a report; dtype and device: how it ran, or the type whose bytes are shown."""
+        return ModelFacts(
+            name=self.spec.name,
+            source=self.source,
+            weights=self.kind,
+            seed=self.seed if self.kind == "random" else None,
+            parameters=count.total(self.layout),
+            dtype=dtype,
+            device=device,
+            notes=list(self.notes),
+        )
 
     def weights(self, dtype: "torch.dtype", device: "torch.device") -> "Weights":
         """The weights in that type on that device, each made when it is first read. Raises GptcliError."""

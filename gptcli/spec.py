@@ -6,6 +6,7 @@ wrong type or an impossible combination is an error that names its path (`attent
 """
 
 from dataclasses import MISSING, dataclass, fields, is_dataclass
+from reprlib import Repr
 from types import NoneType, UnionType
 from typing import Any, ClassVar, Literal, Union, get_args, get_origin
 
@@ -49,6 +50,9 @@ class LinearScaling:
     kind: ClassVar[str] = "linear"
     factor: float
 
+    def __post_init__(self):
+        require(self.factor > 0, f"factor: {self.factor:g} is not positive")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Llama3Scaling:
@@ -61,6 +65,7 @@ class Llama3Scaling:
     original_context: int = 8192
 
     def __post_init__(self):
+        require(self.factor > 0, f"factor: {self.factor:g} is not positive")
         require(self.high_freq_factor > self.low_freq_factor, "high_freq_factor: must be greater than low_freq_factor")
 
 
@@ -104,6 +109,9 @@ class LayerNorm:
     placement: Literal["pre", "post"] = "pre"
     final: bool = True
 
+    def __post_init__(self):
+        require(self.eps >= 0, f"eps: {self.eps:g} is below 0")
+
 
 @dataclass(frozen=True, kw_only=True)
 class RMSNorm:
@@ -114,6 +122,9 @@ class RMSNorm:
     offset: float = 0.0
     placement: Literal["pre", "post"] = "pre"
     final: bool = True
+
+    def __post_init__(self):
+        require(self.eps >= 0, f"eps: {self.eps:g} is below 0")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,13 +222,14 @@ def _with_defaults(raw: Any) -> Any:
         heads, size = attention.get("n_heads"), raw.get("hidden_size")
         attention.setdefault("n_kv_heads", heads)
         attention.setdefault("o_bias", attention.get("bias", False))
-        if "head_dim" not in attention and type(heads) is int and type(size) is int and heads > 0:
+        if "head_dim" not in attention and "n_heads" in attention and "hidden_size" in raw:
+            heads, size = decode(int, heads, "attention.n_heads"), decode(int, size, "hidden_size")
             require(
                 size % heads == 0,
                 f"attention.n_heads: {heads} does not divide hidden_size: {size} (or give attention.head_dim)",
             )
             attention["head_dim"] = size // heads
-    if isinstance(norm, dict) and norm.get("placement") == "post":
+    if isinstance(norm, dict) and norm.get("placement") == "post" and norm.get("kind") != "none":
         raw["norm"] = {"final": False} | norm
     return raw
 
@@ -240,19 +252,24 @@ def decode(kind: Any, raw: Any, path: str) -> Any:
         require(raw in args, f"{here}: {show(raw)} is not one of {', '.join(args)}")
         return raw
     if kind is float and type(raw) is int:
+        require(abs(raw) < 2**1000, f"{here}: {show(raw)} is not a finite number")  # beyond any float
         raw = float(raw)
     require(type(raw) is kind, f"{here}: {show(raw)} is not {WORDS[kind]}")
-    require(kind is not int or raw >= 1, f"{here}: {raw} is below 1")
+    require(kind is not int or raw >= 1, f"{here}: {show(raw)} is below 1")
     require(kind is not float or abs(raw) < float("inf"), f"{here}: {raw} is not a finite number")
     return raw
 
+
+# repr itself could go on for ever, or too deep: YAML has aliases, and aliases of aliases.
+_BRIEF = Repr()
+_BRIEF.maxlevel, _BRIEF.maxlist, _BRIEF.maxdict, _BRIEF.maxstring, _BRIEF.maxlong = 3, 8, 8, 80, 80
 
 WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
 
 
 def show(raw: Any) -> str:
     """A raw config value in at most 40 characters, for an error."""
-    text = repr(raw)
+    text = _BRIEF.repr(raw)
     return text if len(text) <= 40 else text[:37] + "…"
 
 

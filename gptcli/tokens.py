@@ -2,11 +2,10 @@
 
 import json
 import tempfile
-from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from gptcli.errors import GptcliError, nearest
 
@@ -69,11 +68,11 @@ class BytePairs:
     def piece(self, id_: int) -> bytes | None:
         try:
             return self.encoding.decode_single_token_bytes(id_)
-        except KeyError:
+        except (KeyError, OverflowError):  # tiktoken's ids are 32 bits
             return None
 
     def find(self, word: str) -> int:
-        for text in (word, f" {word}"):
+        for text in (word, f" {word}") if word else ():
             ids = self.encode(text)
             if len(ids) == 1:
                 return ids[0]
@@ -88,24 +87,30 @@ def from_files(directory: Path) -> Tokenizer | None:
     """
     vocab, merges, both = (directory / name for name in ("vocab.json", "merges.txt", "tokenizer.json"))
     if vocab.is_file() and merges.is_file():
-        lines = (line for line in _read(merges).split("\n") if line and not line.startswith("#version"))
-        return _byte_pairs(_json(vocab), (line.split(" ") for line in lines), (), str(vocab))
+        lines = [line for line in _read(merges).split("\n") if line and not line.startswith("#version")]
+        return _byte_pairs(_json(vocab), lines, [], str(vocab))
     if both.is_file():
         table = _json(both)
-        model = table.get("model") or {}
-        if model.get("type") != "BPE" or not _is_gpt2_like(table):
+        if not _is_gpt2_like(table):
             raise GptcliError(f"{both}: not a byte-pair encoding of GPT-2's kind", "give --ids", "tokenizer")
-        pairs = (pair.split(" ") if isinstance(pair, str) else pair for pair in model["merges"])
-        added = {entry["content"]: entry["id"] for entry in table.get("added_tokens") or ()}
-        return _byte_pairs(model["vocab"], pairs, added, str(both))
+        model = table["model"]
+        return _byte_pairs(model.get("vocab"), model.get("merges"), table.get("added_tokens") or [], str(both))
     return None
 
 
 def _is_gpt2_like(table: dict) -> bool:
     """Bytes, split as GPT-2 does, nothing normalised, nothing added: what tiktoken with GPT2_SPLIT does."""
-    split = table.get("pre_tokenizer") or {}
+    model, split, after = (table.get(part) or {} for part in ("model", "pre_tokenizer", "post_processor"))
+    added = table.get("added_tokens") or []
+    if not all(isinstance(part, dict) for part in (model, split, after, *added)):
+        return False
+    other_rules = ("dropout", "continuing_subword_prefix", "end_of_word_suffix")
+    merged = model.get("type") == "BPE" and not any(model.get(rule) for rule in other_rules)
     plain = split.get("type") == "ByteLevel" and not split.get("add_prefix_space") and split.get("use_regex", True)
-    return plain and table.get("normalizer") is None
+    marked = after.get("type") == "TemplateProcessing" and "SpecialToken" in json.dumps(after.get("single"))
+    kept = after.get("type") in (None, "ByteLevel", "TemplateProcessing") and not marked
+    words = any(not entry.get("special") for entry in added)  # they would be cut out of a text before any merge
+    return bool(merged and plain and kept and not words and table.get("normalizer") is None)
 
 
 def _read(path: Path) -> str:
@@ -127,24 +132,28 @@ def _json(path: Path) -> dict:
     return table
 
 
-def _byte_pairs(vocab: dict[str, int], merges: Iterable, added: dict[str, int] | tuple, where: str) -> BytePairs:
-    """tiktoken merges the pair whose result has the lowest id first, so ids must follow the order of the merges."""
+def _byte_pairs(vocab: Any, merges: Any, added: list[dict], where: str) -> BytePairs:
+    """tiktoken merges the pair whose result has the lowest id first, so ids must follow the order of the merges.
+
+    A word that is neither a byte nor made by a merge (padding, an end mark) is known and never encoded.
+    """
     import tiktoken
 
     letters = _byte_letters()
     try:
-        ids = [vocab["".join(pair)] for pair in merges]
+        ids = [vocab["".join(pair.split(" ") if isinstance(pair, str) else pair)] for pair in merges]
+        made = {vocab[letter] for letter in letters} | set(ids)
         ordered = all(first < second for first, second in pairwise(ids))
-        special = dict(added) | {
-            word: id_ for word, id_ in vocab.items() if word.startswith("<|") and word.endswith("|>")
-        }
-        ranks = {bytes(letters[c] for c in word): id_ for word, id_ in vocab.items() if word not in special}
-    except (KeyError, TypeError) as error:
+        known = vocab | {entry["content"]: entry["id"] for entry in added}
+        whole = all(isinstance(word, str) and type(id_) is int and 0 <= id_ < 2**32 for word, id_ in known.items())
+        special = {word: id_ for word, id_ in known.items() if id_ not in made}
+        ranks = {bytes(letters[c] for c in word): id_ for word, id_ in vocab.items() if id_ in made}
+    except (AttributeError, KeyError, TypeError) as error:
         raise GptcliError(f"{where}: not a byte-level vocabulary ({error})", "give --ids", "tokenizer") from None
-    if not ordered or not all(bytes([byte]) in ranks for byte in range(256)):
+    if not (ordered and whole and len(set(known.values())) == len(known)):
         raise GptcliError(f"{where}: its ids don't follow its merges as GPT-2's do", "give --ids", "tokenizer")
     encoding = tiktoken.Encoding(where, pat_str=GPT2_SPLIT, mergeable_ranks=ranks, special_tokens=special)
-    return BytePairs(encoding, f"byte pairs from {where}")
+    return BytePairs(encoding, f"byte pairs of {Path(where).name}")
 
 
 def _byte_letters() -> dict[str, int]:
@@ -158,6 +167,9 @@ def from_name(name: str, offline: bool) -> Tokenizer:
     """An encoding that tiktoken knows by name, from its cache or (unless offline) fetched once into it."""
     import tiktoken
     import tiktoken.load
+
+    if name not in tiktoken.list_encoding_names():
+        raise GptcliError(f"tokenizer {name!r}: tiktoken knows no such encoding", "give --ids", "tokenizer")
 
     def no_network(path: str) -> bytes:
         raise OSError("--offline was given")
@@ -196,9 +208,9 @@ def _visible_letter(letter: str) -> str:
         return {"\n": r"\n", "\t": r"\t", "\r": r"\r", "\\": r"\\"}[letter]
     if 0xDC80 <= code <= 0xDCFF:
         return f"\\x{code - 0xDC00:02x}"
-    if letter.isprintable():
+    if letter.isprintable() and letter != "␣":
         return letter
-    return f"\\x{code:02x}" if code < 0x100 else f"\\u{{{code:x}}}"
+    return f"\\x{code:02x}" if code < 0x80 else f"\\u{{{code:x}}}"
 
 
 @dataclass(frozen=True)

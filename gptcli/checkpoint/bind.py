@@ -44,7 +44,9 @@ def bind(params: Iterable[Param], infos: Mapping[str, TensorInfo], family: Famil
         if param.tied_to:
             spare_head = bound.stored if info else ""
         elif info is None:
-            faults.append(f"tensor {bound.stored!r} is missing ({param.name} {list(param.shape)})")
+            said = f"tensor {bound.stored!r} is missing"
+            if not any(fault.startswith(said) for fault in faults):  # a fused tensor is missed once
+                faults.append(f"{said} ({param.name} {list(param.shape)})")
         if info is None:
             continue
         used.add(bound.stored)

@@ -52,7 +52,7 @@ class Sight:
     def for_kernel(self) -> dict:
         """This mask as the kernel's arguments: its own causal flag, or nothing, where that says the same."""
         if self.present is None and not self.narrow():
-            if not self.causal or self.queries.shape[1] == 1:  # a lone query is the last: it sees every key
+            if not self.causal or torch.equal(self.queries, self.keys[:, -1:]):  # the last query sees every key
                 return {}
             if self.queries.shape[1] == self.keys.shape[1]:
                 return {"is_causal": True}

@@ -34,10 +34,10 @@ class Inputs:
 
     @property
     def positions(self) -> Tensor:
-        """Each token's position among its text's tokens, from 0: [1, T], or [B, T] with padding (which stands at 0)."""
+        """Each token's position among its text's tokens, from 0: [1, T], or [B, T] with padding (at -1)."""
         if self.mask is None:
             return torch.arange(self.ids.shape[1], device=self.ids.device)[None]
-        return (self.mask.long().cumsum(-1) - 1).clamp(min=0)
+        return self.mask.long().cumsum(-1) - 1
 
 
 def check(inputs: Inputs, spec: Spec) -> None:
@@ -70,9 +70,10 @@ def forward(inputs: Inputs, weights: Weights, spec: Spec, probe: Silent = SILENT
     """
     check(inputs, spec)
     positions, everyone = inputs.positions, slice(None)
-    x = probe("embed", embed(inputs.ids, positions, weights, spec))  # [B, T] → [B, T, C]
+    steps = positions.clamp(min=0)  # padding, which nobody sees, takes the place of the first token
+    x = probe("embed", embed(inputs.ids, steps, weights, spec))  # [B, T] → [B, T, C]
     sight = Sight.of(spec.attention, positions, inputs.mask)
-    rotation = rotary(spec, positions, x.dtype)
+    rotation = rotary(spec, steps, x.dtype)
     for i in range(spec.n_layers):
         rows = slice(-1, None) if inputs.rows == "last" and i == spec.n_layers - 1 else everyone
         x = layer(x, rows, sight, rotation, weights.at(f"layers.{i}"), spec, probe.at(f"layers.{i}"))
