@@ -1,11 +1,11 @@
 """gptcli: a microscope for GPT checkpoints.
 
-    import gptcli
+import gptcli
 
-    m = gptcli.open("./gpt2")             # headers and configs only: no torch yet
-    m.spec, m.layout, m.tokens            # what it is
-    m.logits("The cat sat on the")        # [T, V]
-    m.topk("The cat sat on the", k=5)     # the report that `gptcli topk` prints
+m = gptcli.open("./gpt2")             # headers and configs only: no torch yet
+m.spec, m.layout, m.tokens            # what it is
+m.logits("The cat sat on the")        # [T, V]
+m.topk("The cat sat on the", k=5)     # the report that `gptcli topk` prints
 """
 
 from typing import TYPE_CHECKING

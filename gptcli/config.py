@@ -4,6 +4,7 @@ YAML is read by version 1.2's rules for scalars: `on` is a word, `1e-5` is a num
 """
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -12,7 +13,7 @@ import yaml
 
 from gptcli import shipped
 from gptcli.errors import GptcliError, nearest
-from gptcli.spec import Spec, SpecError, decode, read_spec
+from gptcli.spec import Spec, SpecError, decode, read_spec, show
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,38 +33,80 @@ class Config:
 
 
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
-    """PyYAML's safe loader with YAML 1.2's core scalars."""
+    """PyYAML's safe loader with YAML 1.2's core schema: no other scalars, no other tags, no merging of mappings."""
 
     yaml_implicit_resolvers: ClassVar[dict] = {}
+    yaml_constructors: ClassVar[dict] = {}
 
     def construct_mapping(self, node, deep=False):
-        seen = set()
-        for key, _ in node.value:
-            word = key.value if isinstance(key, yaml.ScalarNode) else None
-            if word is not None and word in seen:
-                raise yaml.MarkedYAMLError(problem=f'the key "{word}" stands twice', problem_mark=key.start_mark)
-            seen.add(word)
-        return super().construct_mapping(node, deep)
+        if not isinstance(node, yaml.MappingNode):
+            raise _fault(node, "not a mapping")
+        table = {}
+        for key_node, value_node in node.value:
+            if not isinstance(key_node, yaml.ScalarNode):
+                raise _fault(key_node, "a key is a word or a number")
+            key = self.construct_object(key_node)
+            if key in table:
+                raise _fault(key_node, f'the key "{key_node.value}" stands twice')
+            table[key] = self.construct_object(value_node, deep)
+        return table
 
 
-# YAML 1.2, section 10.3.2: the core schema's scalars and the characters each may begin with.
-for _tag, _pattern, _first in (
-    ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
-    ("bool", r"true|True|TRUE|false|False|FALSE", list("tTfF")),
-    ("int", r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+", list("-+0123456789")),
-    ("float", r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?", list("-+.0123456789")),
-    ("float", r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)", list("-+.")),
-):
-    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(rf"^(?:{_pattern})$"), _first)
+def _fault(node: yaml.Node, problem: str) -> yaml.MarkedYAMLError:
+    return yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
 
 
-def _construct_int(loader, node) -> int:
-    """YAML 1.2 integers: decimal (a leading zero means nothing), 0o and 0x."""
-    text = loader.construct_scalar(node)
-    return int(text, {"0o": 8, "0x": 16}.get(text[:2], 10))
+def _int(text: str) -> int:
+    """Decimal (a leading zero means nothing), 0o and 0x."""
+    value = int(text, {"0o": 8, "0x": 16}.get(text[:2], 10)) if len(text) <= 32 else 2**64
+    if abs(value) >= 2**64:  # no size is as large, and Python prints no integer of very many digits
+        raise ValueError("a whole number beyond 64 bits: write it with an exponent")
+    return value
 
 
-_Loader.add_constructor("tag:yaml.org,2002:int", _construct_int)
+def _float(text: str) -> float:
+    return float(text.lower().replace(".inf", "inf").replace(".nan", "nan"))
+
+
+# YAML 1.2, section 10.3.2: the core schema's scalars, the characters that each may begin with, and what each means.
+_SCALARS = {
+    "null": (r"~|null|Null|NULL|", ["~", "n", "N", ""], lambda text: None),
+    "bool": (r"true|True|TRUE|false|False|FALSE", list("tTfF"), lambda text: text.lower() == "true"),
+    "int": (r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+", list("-+0123456789"), _int),
+    "float": (
+        r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
+        list("-+.0123456789"),
+        _float,
+    ),
+}
+
+
+def _scalar(kind: str, pattern: re.Pattern, value: Callable[[str], Any]) -> Callable[[_Loader, yaml.Node], Any]:
+    """What makes a scalar of one kind, which its text must be even where a tag (`!!int`) says so."""
+
+    def construct(loader: _Loader, node: yaml.Node) -> Any:
+        text = loader.construct_scalar(node)
+        if not pattern.fullmatch(text):
+            raise _fault(node, f"{show(text)} is no {kind}")
+        try:
+            return value(text)
+        except ValueError as error:
+            raise _fault(node, str(error)) from None
+
+    return construct
+
+
+def _unknown_tag(loader: _Loader, node: yaml.Node) -> None:
+    raise _fault(node, f"unknown tag {node.tag}")
+
+
+for _kind, (_pattern, _first, _value) in _SCALARS.items():
+    _tag, _whole = f"tag:yaml.org,2002:{_kind}", re.compile(rf"^(?:{_pattern})$")
+    _Loader.add_implicit_resolver(_tag, _whole, _first)
+    _Loader.add_constructor(_tag, _scalar(_kind, _whole, _value))
+for _kind in ("str", "seq", "map"):
+    _Loader.add_constructor(f"tag:yaml.org,2002:{_kind}", getattr(yaml.SafeLoader, f"construct_yaml_{_kind}"))
+_Loader.add_constructor(None, _unknown_tag)
 
 
 def read_yaml(text: str, where: str) -> Any:
@@ -73,7 +116,8 @@ def read_yaml(text: str, where: str) -> Any:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        raise GptcliError(f"{where}{place}: {error.problem or error.context}", "mend the YAML", "yaml") from None
+        reason = ", ".join(filter(None, (error.context, error.problem)))
+        raise GptcliError(f"{where}{place}: {reason}", "mend the YAML", "yaml") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         reason = str(error).splitlines()[0]
         raise GptcliError(f"{where}: not YAML ({reason})", "mend the file", "yaml") from None
@@ -103,7 +147,7 @@ def _vocabulary(raw: Any) -> dict[int, str]:
         raise SpecError("vocabulary: not a mapping of ids to words", code="spec")
     for id_, word in raw.items():
         if type(id_) is not int or id_ < 0 or not isinstance(word, str) or not word or word.split() != [word]:
-            raise SpecError(f"vocabulary.{id_}: {word!r}, but an entry is an id and one word", code="spec")
+            raise SpecError(f"vocabulary.{id_}: {show(word)}, but an entry is an id and one word", code="spec")
     if len(set(raw.values())) < len(raw):
         raise SpecError("vocabulary: a word stands under two ids", code="spec")
     return raw
@@ -133,6 +177,9 @@ def _check_vocabulary(config: Config) -> None:
     for id_, word in config.vocabulary.items():
         if id_ >= config.spec.vocab_size:
             raise SpecError(f'vocabulary.{id_}: "{word}" is beyond vocab_size: {config.spec.vocab_size}', code="spec")
+    for word in config.show if config.vocabulary else ():
+        if word not in config.vocabulary.values():
+            raise SpecError(f"show: {show(word)} is not a word of the vocabulary", code="spec")
 
 
 def find_config(name: str) -> Path:
@@ -141,8 +188,11 @@ def find_config(name: str) -> Path:
     A file in the working directory comes first, then what ships. Raises GptcliError, listing what ships.
     """
     for candidate in (Path(name), Path(f"{name}.yaml")):
-        if candidate.is_file():
-            return candidate
+        try:
+            if candidate.is_file():
+                return candidate
+        except OSError as error:  # a name too long, a directory that may not be read
+            raise GptcliError(f"--config {name}: {error.strerror}", "give a readable file", "file") from None
     ships = shipped.configs()
     stem = name.removesuffix(".yaml").removesuffix(".yml")
     if stem in ships:

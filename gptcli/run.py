@@ -101,20 +101,7 @@ class Run:
         return [[Token.of(id_, self.model.labels) for id_ in ids] for ids in self.ids]
 
     def facts(self) -> ModelFacts:
-        return model_facts(self.model, str(self.dtype).removeprefix("torch."), str(self.device))
-
-
-def model_facts(model: Model, dtype: str, device: str | None = None) -> ModelFacts:
-    return ModelFacts(
-        name=model.spec.name,
-        source=model.source,
-        weights=model.kind,
-        seed=model.seed if model.kind == "random" else None,
-        parameters=count.total(model.layout),
-        dtype=dtype,
-        device=device,
-        notes=list(model.notes),
-    )
+        return self.model.facts(str(self.dtype).removeprefix("torch."), str(self.device))
 
 
 def positions(wanted: str, length: int) -> list[int]:

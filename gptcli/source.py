@@ -14,6 +14,7 @@ from gptcli import count, shipped
 from gptcli.config import Config
 from gptcli.errors import GptcliError, nearest
 from gptcli.layout import Param, layout
+from gptcli.report import ModelFacts
 from gptcli.spec import Spec
 
 if TYPE_CHECKING:
@@ -111,6 +112,19 @@ class Model:
         except GptcliError:
             return None
 
+    def facts(self, dtype: str, device: str | None = None) -> ModelFacts:
+        """Which model this is, for a report; dtype and device: how it ran, or the type whose bytes are shown."""
+        return ModelFacts(
+            name=self.spec.name,
+            source=self.source,
+            weights=self.kind,
+            seed=self.seed if self.kind == "random" else None,
+            parameters=count.total(self.layout),
+            dtype=dtype,
+            device=device,
+            notes=list(self.notes),
+        )
+
     def weights(self, dtype: "torch.dtype", device: "torch.device") -> "Weights":
         """The weights in that type on that device, each made when it is first read. Raises GptcliError."""
         from gptcli.model.weights import Weights
@@ -129,7 +143,7 @@ class Model:
         from gptcli.model.load import settle_tie, stored_weights
 
         params = {p.name: p for p in self.layout}
-        tensors = stored_weights(self.checkpoint.binding, params, self.checkpoint.infos, dtype, device)
+        tensors = stored_weights(self.checkpoint.binding, self.checkpoint.infos, dtype, device)
         if self.checkpoint.binding.spare_head and settle_tie(tensors, params):
             self.notes.append(
                 f"the config ties the head, but {self.checkpoint.binding.spare_head} in the file differs from the "

@@ -6,6 +6,7 @@ wrong type or an impossible combination is an error that names its path (`attent
 """
 
 from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
+from reprlib import Repr
 from types import NoneType, UnionType
 from typing import Any, ClassVar, Literal, Union, get_args, get_origin
 
@@ -170,6 +171,9 @@ class LayerNorm:
     embedding: bool = False
     final: bool = True
 
+    def __post_init__(self):
+        require(self.eps >= 0, f"eps: {self.eps:g} is below 0")
+
 
 @dataclass(frozen=True, kw_only=True)
 class RMSNorm:
@@ -185,6 +189,9 @@ class RMSNorm:
     placement: Literal["pre", "post", "output", "sandwich"] = "pre"
     embedding: bool = False
     final: bool = True
+
+    def __post_init__(self):
+        require(self.eps >= 0, f"eps: {self.eps:g} is below 0")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -366,20 +373,22 @@ def _with_defaults(raw: Any) -> Any:
         return raw
     raw = dict(raw)
     norm, variants = raw.get("norm"), raw.get("variants")
-    if isinstance(norm, dict) and norm.get("placement") == "post":
+    if isinstance(norm, dict) and norm.get("placement") == "post" and norm.get("kind") != "none":
         raw["norm"] = {"final": False} | norm
     if isinstance(raw.get("attention"), dict):
-        raw["attention"] = _attention_with_defaults(raw["attention"], raw.get("hidden_size"))
+        raw["attention"] = _attention_with_defaults(raw["attention"], raw)
     if isinstance(variants, list):
         raw["variants"] = [_variant_with_defaults(one, raw) if isinstance(one, dict) else one for one in variants]
     return raw
 
 
-def _attention_with_defaults(attention: dict, size: Any) -> dict:
-    attention, heads = dict(attention), attention.get("n_heads")
-    attention.setdefault("n_kv_heads", heads)
+def _attention_with_defaults(attention: dict, raw: dict) -> dict:
+    attention = dict(attention)
+    attention.setdefault("n_kv_heads", attention.get("n_heads"))
     attention.setdefault("o_bias", attention.get("bias", False))
-    if attention.get("head_dim") is None and type(heads) is int and type(size) is int and heads > 0:
+    if "head_dim" not in attention and "n_heads" in attention and "hidden_size" in raw:
+        heads = decode(int, attention["n_heads"], "attention.n_heads")
+        size = decode(int, raw["hidden_size"], "hidden_size")
         require(
             size % heads == 0,
             f"attention.n_heads: {heads} does not divide hidden_size: {size} (or give attention.head_dim)",
@@ -423,19 +432,24 @@ def decode(kind: Any, raw: Any, path: str) -> Any:
         require(fits, f"{here}: {show(raw)} is not one of {', '.join(map(str, args))}")
         return raw
     if kind is float and type(raw) is int:
+        require(abs(raw) < 2**1000, f"{here}: {show(raw)} is not a finite number")  # beyond any float
         raw = float(raw)
     require(type(raw) is kind, f"{here}: {show(raw)} is not {WORDS[kind]}")
-    require(kind is not int or raw >= 1, f"{here}: {raw} is below 1")
+    require(kind is not int or raw >= 1, f"{here}: {show(raw)} is below 1")
     require(kind is not float or abs(raw) < float("inf"), f"{here}: {raw} is not a finite number")
     return raw
 
+
+# repr itself could go on for ever, or too deep: YAML has aliases, and aliases of aliases.
+_BRIEF = Repr()
+_BRIEF.maxlevel, _BRIEF.maxlist, _BRIEF.maxdict, _BRIEF.maxstring, _BRIEF.maxlong = 3, 8, 8, 80, 80
 
 WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
 
 
 def show(raw: Any) -> str:
     """A raw config value in at most 40 characters, for an error."""
-    text = repr(raw)
+    text = _BRIEF.repr(raw)
     return text if len(text) <= 40 else text[:37] + "…"
 
 

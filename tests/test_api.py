@@ -1,13 +1,16 @@
 """The same from Python: a thin layer, and no torch before a number is wanted."""
 
+import json
 import subprocess
 import sys
+from pathlib import Path
 
 import torch
 
 import gptcli
 from gptcli.errors import GptcliError
-from tests.golden import golden
+
+GOLDEN = json.loads((Path(__file__).parent / "data" / "golden.json").read_text())
 
 
 def test_opening_loads_no_torch():
@@ -20,7 +23,7 @@ def test_opening_loads_no_torch():
 
 
 def test_the_worked_example():
-    m, cats = gptcli.open(), golden("cats")
+    m, cats = gptcli.open(), GOLDEN["cats"]
     assert m.spec.hidden_size == 4 and len(m.layout) == 21
     assert m.tokens.encode("Cats sit on") == [12, 45, 78]
     expected = torch.tensor(cats["logits at ids 90,91,92 for each position"])
@@ -44,7 +47,11 @@ def test_reports_are_those_of_the_commands():
 
 
 def test_errors_are_those_of_the_command_line():
-    for ask in (lambda: gptcli.open("./nowhere"), lambda: gptcli.open().logits("Dogs"), lambda: gptcli.open().trace("Cats", 5)):
+    for ask in (
+        lambda: gptcli.open("./nowhere"),
+        lambda: gptcli.open().logits("Dogs"),
+        lambda: gptcli.open().trace("Cats", 5),
+    ):
         try:
             ask()
         except GptcliError as error:

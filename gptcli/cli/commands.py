@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from gptcli.cli.options import ModelOptions, OutputOptions, RunOptions, TextOptions, command
+from gptcli.cli.options import ModelOptions, OutputOptions, RunOptions, TextOptions, came_from, command
 from gptcli.cli.text import read_ids
 from gptcli.errors import GptcliError
 
@@ -40,7 +40,7 @@ def forward(
     read: TextOptions,
     out: OutputOptions,
     text: Text = None,
-    k: Annotated[int, typer.Option("--top-k", "-k", min=1, help="Next tokens to list.")] = 5,
+    k: Annotated[int, typer.Option("--top-k", "-k", metavar="N", min=1, help="Next tokens to list.")] = 5,
     token: Words = None,
     stages: Annotated[bool, typer.Option("--stages", help="Open every layer's inner stages.")] = False,
 ) -> None:
@@ -72,7 +72,7 @@ def topk(
     read: TextOptions,
     out: OutputOptions,
     text: Text = None,
-    k: Annotated[int, typer.Option("--top-k", "-k", min=1, help="How many.")] = 10,
+    k: Annotated[int, typer.Option("--top-k", "-k", metavar="N", min=1, help="How many.")] = 10,
     token: Words = None,
     position: Annotated[str, typer.Option(help="After this position, from 0; -1 is the last; all.")] = "-1",
     temperature: Annotated[float, typer.Option(help="Divides the logits before the softmax.")] = 1.0,
@@ -115,8 +115,8 @@ def trace(
     read: TextOptions,
     out: OutputOptions,
     text: Text = None,
-    layer: Annotated[str, typer.Option(help="1 … N; L0 … counts from 0; -1 is the last; all.")] = "1",
-    head: Annotated[str, typer.Option(help="0 … H-1; -1 is the last; all.")] = "0",
+    layer: Annotated[str, typer.Option(help="1 to N; L0 counts from 0; -1 is the last; all.")] = "1",
+    head: Annotated[str, typer.Option(help="0 to H-1; -1 is the last; all.")] = "0",
     position: Annotated[str, typer.Option(help="The query, from 0; -1 is the last; all.")] = "-1",
     at: Annotated[
         str | None, typer.Option("--at", metavar="PATH|L0H0", help="One activation; or a head, both from 0.")
@@ -132,14 +132,20 @@ def trace(
     from gptcli.report import trace as walk
 
     out.check()
+    of_head = walk.at_head(at) if at is not None else None
+    # Beside --list or --at, what chooses a head's walk would be dropped without a word.
+    chosen = [option for option, chosen in (("--list", list_), ("--at", at is not None)) if chosen]
+    walks = ("layer", "head") if of_head else ("layer", "head", "position")
+    chosen += [f"--{name}" for name in walks if chosen and came_from(name, "COMMANDLINE")]
+    if len(chosen) > 1:
+        raise GptcliError(f"{chosen[0]} and {chosen[1]}", "each says what to show: give one")
     model = given.open()
     ids = read_ids(model, text, read.ids, read.batch)
     run = _run(model, how, ids)
     if list_:
         out.show(walk.points_report(run), model.notes)
         return
-    of_head = walk.at_head(at) if at else None
-    if at and not of_head:
+    if at is not None and not of_head:
         report = walk.activation_report(run, at)
     else:
         layer, head = of_head or (layer, head)
@@ -200,13 +206,16 @@ def config(given: ModelOptions, out: OutputOptions, source: Source = None) -> No
     from gptcli.report.listing import config_report
 
     out.check()
-    model = given.open(source)
+    model = given.open(source, configs_first=True)
     out.show(config_report(model), model.notes)
 
 
 @command
 def list_(out: OutputOptions) -> None:
-    """List the configs and samples that ship."""
+    """List the configs and samples that ship.
+
+    gptcli list
+    """
     from gptcli.report.listing import list_report
 
     out.check()

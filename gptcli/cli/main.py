@@ -4,34 +4,40 @@
 all of them costs more than running one.
 """
 
+import gc
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
-from typing import Annotated
-
-import typer
+from typing import TYPE_CHECKING, Annotated
 
 from gptcli import __version__
-from gptcli.cli import commands
 from gptcli.errors import GptcliError
 
-# Name, function, group in --help.
+if TYPE_CHECKING:
+    import typer
+
+# Name, function in commands.py, group in --help.
 COMMANDS = (
-    ("forward", commands.forward, "Run a model"),
-    ("topk", commands.topk, "Run a model"),
-    ("score", commands.score, "Run a model"),
-    ("trace", commands.trace, "Look inside"),
-    ("params", commands.params, "What it is"),
-    ("tokens", commands.tokens, "Around it"),
-    ("config", commands.config, "Around it"),
-    ("list", commands.list_, "Around it"),
+    ("forward", "forward", "Run a model"),
+    ("topk", "topk", "Run a model"),
+    ("score", "score", "Run a model"),
+    ("trace", "trace", "Look inside"),
+    ("params", "params", "What it is"),
+    ("tokens", "tokens", "Around it"),
+    ("config", "config", "Around it"),
+    ("list", "list_", "Around it"),
 )
 
 CONTEXT = {"help_option_names": ["-h", "--help"]}
 
 
-def build(wanted: str | None) -> typer.Typer:
+def build(wanted: str | None) -> "typer.Typer":
     """The app with one command, or with all of them where none was named."""
+    import typer
+
+    from gptcli.cli import commands
+
     app = typer.Typer(
         name="gptcli",
         add_completion=wanted is None,
@@ -39,10 +45,26 @@ def build(wanted: str | None) -> typer.Typer:
         context_settings=CONTEXT,
         rich_markup_mode="rich" if wants_help() else None,
     )
-    app.callback(invoke_without_command=True)(root)
+
+    @app.callback(invoke_without_command=True)
+    def root(
+        context: typer.Context,
+        version: Annotated[bool, typer.Option("--version", "-V", help="Print the version.")] = False,
+    ) -> None:
+        """A microscope for GPT models: every shape and every number between a text and the next token.
+
+        gptcli forward "Cats sit on"  runs the worked example.
+        """
+        if version:
+            print(f"gptcli {__version__}")
+            raise typer.Exit()
+        if context.invoked_subcommand is None:
+            print(context.get_help())
+            raise typer.Exit()
+
     for name, function, group in COMMANDS:
         if wanted in (None, name):
-            app.command(name, rich_help_panel=group, context_settings=CONTEXT)(function)
+            app.command(name, rich_help_panel=group, context_settings=CONTEXT)(getattr(commands, function))
     if wanted is None:
         app.command("generate", hidden=True, context_settings={"ignore_unknown_options": True})(commands.generate)
     return app
@@ -53,50 +75,55 @@ def wants_help() -> bool:
     return len(sys.argv) < 2 or any(word in ("-h", "--help") for word in sys.argv[1:])
 
 
-def root(
-    context: typer.Context,
-    version: Annotated[bool, typer.Option("--version", "-V", help="Print the version.")] = False,
-) -> None:
-    """A microscope for GPT models: every shape and every number between a text and the next token.
-
-    gptcli forward "Cats sit on"  runs the worked example.
-    """
-    if version:
-        print(f"gptcli {__version__}")
-        raise typer.Exit()
-    if context.invoked_subcommand is None:
-        print(context.get_help())
-        raise typer.Exit()
-
-
 def main() -> int:
     """Runs the command line in sys.argv; returns the exit status."""
-    names = [name for name, _, _ in COMMANDS]
-    wanted = sys.argv[1] if len(sys.argv) > 1 and sys.argv[1] in names else None
     try:
-        status = build(wanted)(prog_name="gptcli", standalone_mode=False)
+        status = attempt()
         sys.stdout.flush()
-        return status if isinstance(status, int) else 0
+        return status
     except GptcliError as error:
         return fail(error)
-    except typer.Exit as stop:
-        return stop.exit_code
-    except (KeyboardInterrupt, typer.Abort):
+    except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:
-        # The reader has gone; keep Python from complaining about it at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # the reader has gone, as `head` does when it has enough
+        silence()
         return 0
+    except OSError as error:  # a disk that is full, a file that can't be read
+        where = f"{error.filename}: " if error.filename else ""
+        return fail(GptcliError(f"{where}{error.strerror or error}", code="file"))
     except Exception as error:
         if hasattr(error, "format_message"):  # the parser's own complaints, whichever parser this Typer brings
-            return fail(GptcliError(" ".join(error.format_message().split()).rstrip("."), "see gptcli --help"))
+            command = getattr(getattr(error, "ctx", None), "command_path", "gptcli")
+            said = " ".join(error.format_message().split()).rstrip(".").replace("valid int range", "whole number")
+            return fail(GptcliError(said, f"see {command} --help"))
         if is_out_of_memory(error):
             return fail(
                 GptcliError("out of memory", "take a smaller model, a shorter text or a smaller --dtype", "memory")
             )
-        if os.environ.get("GPTCLI_DEBUG"):
-            raise
         return defect(error)
+
+
+def attempt() -> int:
+    """Runs the command line in sys.argv; returns the exit status of what could run, and raises what went wrong."""
+    import typer
+
+    names = [name for name, _, _ in COMMANDS]
+    wanted = sys.argv[1] if len(sys.argv) > 1 and sys.argv[1] in names else None
+    try:
+        status = build(wanted)(prog_name="gptcli", standalone_mode=False)
+    except typer.Abort:
+        raise KeyboardInterrupt from None
+    except SystemExit as stop:
+        # Typer and Rich make an exit with status 1 of a reader that has gone.
+        if isinstance(stop.__context__, BrokenPipeError):
+            raise stop.__context__ from None
+        raise
+    return status if isinstance(status, int) else 0
+
+
+def silence() -> None:
+    """Lets standard output go nowhere, so that nothing complains of it at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def is_out_of_memory(error: Exception) -> bool:
@@ -105,18 +132,21 @@ def is_out_of_memory(error: Exception) -> bool:
     return named or "not enough memory" in str(error)
 
 
-def fail(error: GptcliError) -> int:
+def fail(error: GptcliError, status: int = 2) -> int:
     """One line on standard error; with --json, the error as an object on standard output too."""
-    from gptcli.render.screen import printable
+    from gptcli.render.signs import harmless, printable
 
-    if "--json" in sys.argv:
-        from gptcli.render.plain import error_json
+    try:
+        if "--json" in sys.argv:
+            from gptcli.render.plain import error_json
 
-        print(error_json(error))
-    line = "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in f"gptcli: {error}")
-    sys.stdout.flush()
-    print(printable(line, sys.stderr.encoding), file=sys.stderr)
-    return 2
+            print(error_json(error, sys.stdout.encoding))
+        sys.stdout.flush()
+    except OSError:  # it was standard output that failed
+        silence()
+    with suppress(OSError):
+        print(printable(harmless(f"gptcli: {error}"), sys.stderr.encoding), file=sys.stderr)
+    return status
 
 
 def defect(error: Exception) -> int:
@@ -126,14 +156,28 @@ def defect(error: Exception) -> int:
         last, frames = frames, frames.tb_next
     where = f"{Path(last.tb_frame.f_code.co_filename).name}:{last.tb_lineno}" if last else "?"
     said = " ".join(f"{type(error).__name__}: {error}".split())
-    print(
-        f"gptcli: a defect of gptcli {__version__} at {where} ({said}); GPTCLI_DEBUG=1 shows the stack: please report "
-        "it with the command that you ran",
-        file=sys.stderr,
-    )
-    return 3
+    if os.environ.get("GPTCLI_DEBUG"):
+        import traceback
+
+        traceback.print_exception(error)
+    what = f"a defect of gptcli {__version__} at {where} ({said})"
+    hint = "GPTCLI_DEBUG=1 shows the stack: please report it with the command that you ran"
+    return fail(GptcliError(what, hint, "defect"), status=3)
 
 
 def entry() -> None:
-    """The console script."""
-    sys.exit(main())
+    """The console script. What may be done to a whole process, and not by a library to its host, stands here alone."""
+    gc.disable()  # a command leaves next to no garbage, and looking for it takes a tenth of the time that modules load
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # torch's idle threads sleep, and leave the cores to others
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # closed by who started the process
+            setattr(sys, name, open(os.devnull, mode))  # noqa: PTH123, SIM115 - open as long as the process
+    for stream in (sys.stdout, sys.stderr):  # the help's signs, and whatever else an encoding may lack
+        stream.reconfigure(errors="backslashreplace")
+    status = main()
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except Exception:
+        sys.exit(status)  # Python's own end says which stream it was
+    os._exit(status)  # that end would take torch apart, which lasts a third as long as loading it

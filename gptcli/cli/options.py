@@ -5,10 +5,11 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_type_hints
+from typing import Annotated, Any, Literal
 
 import typer
 
+from gptcli import shipped
 from gptcli.errors import GptcliError
 from gptcli.report import Report
 from gptcli.source import Model, open_model
@@ -32,22 +33,33 @@ class ModelOptions:
             help="An architecture; alone: random weights. Beside -m: describes lone weights.", rich_help_panel="Model",
         ),
     ] = None  # fmt: skip
-    seed: Annotated[int, typer.Option(help="Seed of random weights.", min=0, rich_help_panel="Model")] = 0
+    seed: Annotated[int, typer.Option(metavar="N", help="Seed of random weights.", min=0, rich_help_panel="Model")] = 0
     offline: Annotated[bool, typer.Option("--offline", help="Never touch the network.", rich_help_panel="Model")] = (
         False
     )
 
-    def open(self, positional: str | None = None) -> Model:
-        """The model named by an option, by the argument of a command that takes no text, or by GPTCLI_MODEL."""
-        context = typer_context()
-        from_environment = context is not None and _came_from_environment(context, "model")
+    def open(self, positional: str | None = None, configs_first: bool = False) -> Model:
+        """The model named by an option, by the argument of a command that takes no text, or by GPTCLI_MODEL.
+
+        configs_first: the argument names a shipped config before it names a shipped sample.
+        """
+        from_environment = came_from("model", "ENVIRONMENT")
+        for said, name in (("MODEL", positional), ("-m", self.model), ("-c", self.config)):
+            if name is not None and not name.strip():  # most often a shell variable that isn't set
+                raise GptcliError(f"{said} {name!r}: names no model", "give a path or a name, or leave it out")
         if positional is not None:
             if self.model is not None and not from_environment:
                 raise GptcliError(f"two models: {positional} and -m {self.model}", "name one")
+            if configs_first and self.config is None and positional.removesuffix(".yaml") in shipped.configs():
+                return open_model(None, positional, self.seed, self.offline)
             return open_model(positional, self.config, self.seed, self.offline)
         if from_environment and self.config is not None:
             return open_model(None, self.config, self.seed, self.offline)
-        return open_model(self.model or None, self.config, self.seed, self.offline)
+        try:
+            return open_model(self.model, self.config, self.seed, self.offline)
+        except GptcliError as error:
+            said = " (named by GPTCLI_MODEL)" if from_environment else ""
+            raise GptcliError(error.message + said, error.hint, error.code) from None
 
 
 def typer_context() -> Any:
@@ -59,9 +71,11 @@ def typer_context() -> Any:
     return get_current_context(silent=True)
 
 
-def _came_from_environment(context: Any, name: str) -> bool:
-    source = context.get_parameter_source(name)
-    return source is not None and source.name == "ENVIRONMENT"
+def came_from(name: str, where: str) -> bool:
+    """Did the value of the running command's parameter come from there: COMMANDLINE, ENVIRONMENT, DEFAULT?"""
+    context = typer_context()
+    source = context and context.get_parameter_source(name)
+    return source is not None and source.name == where
 
 
 @dataclass
@@ -72,7 +86,10 @@ class RunOptions:
     dtype: Annotated[
         str, typer.Option(help="auto (as stored), f32, bf16, f16, f64, or the long names.", rich_help_panel="Run")
     ] = "auto"
-    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads.", rich_help_panel="Run")] = None
+    # Beyond some thousands, OpenMP ends the process when it can't make another.
+    threads: Annotated[
+        int | None, typer.Option(metavar="N", min=1, max=1024, help="CPU threads.", rich_help_panel="Run")
+    ] = None
 
 
 @dataclass
@@ -103,7 +120,7 @@ class OutputOptions:
     quiet: Annotated[
         bool, typer.Option("--quiet", "-q", help="The verdict or the values alone.", rich_help_panel="Output")
     ] = False
-    digits: Annotated[int, typer.Option(min=0, max=17, help="Decimals.", rich_help_panel="Output")] = 4
+    digits: Annotated[int, typer.Option(metavar="N", min=0, max=17, help="Decimals.", rich_help_panel="Output")] = 4
     full: Annotated[bool, typer.Option("--full", help="Every number.", rich_help_panel="Output")] = False
     color: Annotated[Literal["auto", "always", "never"], typer.Option(help="Colour.", rich_help_panel="Output")] = (
         "auto"
@@ -128,18 +145,16 @@ class OutputOptions:
         if self.json:
             from gptcli.render.plain import to_json
 
-            print(to_json(report))
-        elif self.quiet:
-            from gptcli.render.screen import printable
-            from gptcli.render.terminal import verdict
-
-            print(printable(verdict(report), sys.stdout.encoding))
+            print(to_json(report, sys.stdout.encoding))
         else:
             from gptcli.render.screen import Screen
-            from gptcli.render.terminal import draw
+            from gptcli.render.terminal import draw, verdict
 
             screen = Screen(sys.stdout, self.color, self.digits, self.full)
-            draw(report, screen)
+            if self.quiet:
+                screen.verbatim(verdict(report) + "\n")
+            else:
+                draw(report, screen)
             screen.show()
         for finding in report.findings:
             say(f"finding {finding.code}: {finding.message}")
@@ -152,21 +167,20 @@ class OutputOptions:
 
 def say(text: str) -> None:
     """A line for the person, on standard error."""
-    from gptcli.render.screen import printable
+    from gptcli.render.signs import harmless, printable
 
     sys.stdout.flush()
-    print(printable(text, sys.stderr.encoding), file=sys.stderr)
+    print(printable(harmless(text), sys.stderr.encoding), file=sys.stderr)
 
 
 def command(function: Callable) -> Callable:
     """Spreads a command's parameters of the classes above into options of its own, and gathers their values again."""
     groups: dict[str, type] = {}
     parameters = []
-    for parameter in inspect.signature(function, eval_str=True).parameters.values():
+    for parameter in inspect.signature(function).parameters.values():
         if is_dataclass(parameter.annotation):
             groups[parameter.name] = parameter.annotation
-            hints = get_type_hints(parameter.annotation, include_extras=True)
-            parameters += [_parameter(f.name, hints[f.name], f.default) for f in fields(parameter.annotation)]
+            parameters += [_parameter(f.name, f.type, f.default) for f in fields(parameter.annotation)]
         else:
             parameters.append(_parameter(parameter.name, parameter.annotation, parameter.default))
 

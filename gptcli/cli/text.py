@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import select
 import stat
 import sys
@@ -43,16 +44,23 @@ def _texts(words: list[str], batch: bool) -> list[str]:
         except UnicodeDecodeError as error:
             raise GptcliError(f"standard input is not UTF-8 (byte {error.start})", "give UTF-8 text") from None
         text = text.removesuffix("\n").removesuffix("\r")
-        return text.splitlines() if batch else [text]
+        # Not splitlines, which also parts a text at form feeds and other signs that may stand inside it.
+        return [line.removesuffix("\r") for line in text.split("\n")] if batch else [text]
     return words if batch else [" ".join(words)]
 
 
 def _refuse_a_model(word: str) -> None:
-    """A path or a shipped config where a text belongs is a slip."""
-    path = Path(word)
-    is_path = path.exists() and (os.sep in word or path.suffix in (".yaml", ".safetensors") or path.is_dir())
-    if is_path or word.removesuffix(".yaml") in shipped.configs().keys() - {"cats"}:
-        flag = "-c" if word.endswith(".yaml") else "-m"
+    """A path, a shipped config or a shipped sample where a text belongs is a slip."""
+    path, ships = Path(word), {*shipped.configs(), *shipped.samples()} - {"cats"}
+    try:
+        is_path = bool(word) and path.exists() and (os.sep in word or path.suffix != "" or path.is_dir())
+        is_text = is_path and path.is_file() and path.suffix in ("", ".txt", ".md")
+    except OSError:  # a text longer than any file's name
+        return
+    if is_text:
+        raise GptcliError(f"{word!r} is a file, not a text", f"- reads standard input: gptcli … - < {word}")
+    if is_path or word.removesuffix(".yaml") in ships:
+        flag = "-c" if path.suffix in (".yaml", ".yml") else "-m"
         raise GptcliError(f"{word!r} is a model, not a text", f"use {flag} {word}")
 
 
@@ -72,12 +80,13 @@ def _unread_input() -> bool:
 
 def parse_ids(given: str) -> list[list[int]]:
     """`12,45,78`, `[[12, 45, 78]]` or `@file` of either, as one list a text. Raises GptcliError."""
+    said = f"--ids {given if len(given) <= 60 else given[:59] + '…'}"
     if given.startswith("@"):
         try:
             text = Path(given[1:]).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             reason = getattr(error, "strerror", None) or "not UTF-8 text"
-            raise GptcliError(f"--ids {given}: {reason}", "give a readable file of ids", "file") from None
+            raise GptcliError(f"{said}: {reason}", "give a readable file of ids", "file") from None
     else:
         text = given
     text = text.strip()
@@ -86,9 +95,12 @@ def parse_ids(given: str) -> list[list[int]]:
         if text.startswith("["):
             found = json.loads(text)
         else:
-            found = [int(part) for part in text.replace(",", " ").split()]
+            parts = text.replace(",", " ").split()
+            if not all(re.fullmatch(r"[-+]?[0-9]{1,19}", part) for part in parts):
+                raise ValueError("not whole numbers")
+            found = [int(part) for part in parts]
     except (ValueError, RecursionError):
-        raise GptcliError(f"--ids {given}: not ids", wanted, "ids") from None
+        raise GptcliError(f"{said}: not ids", wanted, "ids") from None
     if found and all(isinstance(row, list) for row in found):
         rows = found
     else:
@@ -96,5 +108,5 @@ def parse_ids(given: str) -> list[list[int]]:
     if not all(row and all(type(id_) is int and abs(id_) < 2**63 for id_ in row) for row in rows):
         empty = not found or [] in rows
         reason = "an empty text holds no token to run" if empty else "not whole numbers"
-        raise GptcliError(f"--ids {given}: {reason}", wanted, "empty" if empty else "ids")
+        raise GptcliError(f"{said}: {reason}", wanted, "empty" if empty else "ids")
     return rows

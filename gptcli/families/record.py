@@ -82,9 +82,9 @@ FIXED = {"is_causal": (True,), "per_layer_config": ({},)}
 # Keys that change nothing in a forward pass: training, generation, bookkeeping.
 IRRELEVANT = frozenset(
     """
-    _attn_implementation _commit_hash _name_or_path add_cross_attention_unused architectures attention_dropout attn_pdrop
-    auto_map bad_words_ids begin_suppress_tokens bos_token_id cache_implementation chunk_size_feed_forward classifier_dropout
-    cross_attention_hidden_size decoder_start_token_id diversity_penalty do_sample dtype early_stopping embd_pdrop
+    _attn_implementation _commit_hash _name_or_path architectures attention_dropout attn_pdrop
+    auto_map bad_words_ids begin_suppress_tokens bos_token_id cache_implementation chunk_size_feed_forward
+    classifier_dropout cross_attention_hidden_size decoder_start_token_id diversity_penalty do_sample dtype early_stopping embd_pdrop
     encoder_no_repeat_ngram_size eos_token_id exponential_decay_length_penalty finetuning_task forced_bos_token_id
     forced_eos_token_id gradient_checkpointing hidden_dropout id2label initializer_range is_decoder is_encoder_decoder
     keys_to_ignore_at_inference label2id length_penalty max_length min_length model_type n_ctx no_repeat_ngram_size

@@ -3,8 +3,6 @@
 B batch, T queries, S keys, C hidden size, H heads, G key/value heads, D head size.
 """
 
-from functools import cached_property
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -23,6 +21,7 @@ class Sight:
 
     def __init__(self, queries: Tensor, keys: Tensor, present: Tensor | None, causal: bool, window: int | None):
         self.queries, self.keys, self.present, self.causal, self.window = queries, keys, present, causal, window
+        self.made: Tensor | None = None
 
     @classmethod
     def of(cls, part: Attention, positions: Tensor, present: Tensor | None) -> "Sight":
@@ -35,28 +34,31 @@ class Sight:
             return self
         return Sight(self.queries[:, rows], self.keys, self.present, self.causal, self.window)
 
-    @cached_property
     def mask(self) -> Tensor:
-        """[B or 1, 1, T, S], True where the query may see the key."""
+        """[B or 1, 1, T, S], True where the query may see the key. Made once."""
+        if self.made is None:
+            self.made = self._make()
+        return self.made
+
+    def _make(self) -> Tensor:
         ago = self.queries[:, None, :, None] - self.keys[:, None, None, :]  # → [B, 1, T, S]
         seen = ago >= 0 if self.causal else torch.ones_like(ago, dtype=torch.bool)
         if self.window is not None:
             seen = seen & (ago.abs() < self.window)
         return seen if self.present is None else seen & self.present[:, None, None, :]
 
-    @property
     def narrow(self) -> bool:
         """Does the window hide anything?"""
         return self.window is not None and self.window < self.keys.shape[1]
 
     def for_kernel(self) -> dict:
         """This mask as the kernel's arguments: its own causal flag, or nothing, where that says the same."""
-        if self.present is None and not self.narrow:
-            if not self.causal or self.queries.shape[1] == 1:  # a lone query is the last: it sees every key
+        if self.present is None and not self.narrow():
+            if not self.causal or torch.equal(self.queries, self.keys[:, -1:]):  # the last query sees every key
                 return {}
             if self.queries.shape[1] == self.keys.shape[1]:
                 return {"is_causal": True}
-        return {"attn_mask": self.mask}
+        return {"attn_mask": self.mask()}
 
 
 def attention(
@@ -120,20 +122,20 @@ def fused(q: Tensor, k: Tensor, v: Tensor, sight: Sight, scale: float, sinks: Te
     seen = sight.for_kernel()
     if sinks is not None:
         # A sink is one more key: its value is zero, and its score stands in the additive mask.
-        mask = torch.zeros_like(sight.mask, dtype=q.dtype).masked_fill(~sight.mask, float("-inf"))
+        mask = torch.zeros_like(sight.mask(), dtype=q.dtype).masked_fill(~sight.mask(), float("-inf"))
         mask = mask.expand(-1, q.shape[1], -1, -1)
         column = sinks.to(q.dtype)[None, :, None, None].expand(*mask.shape[:3], 1)
         seen = {"attn_mask": torch.cat((mask, column), -1)}  # [B, H, T, S + 1]
         k, v = F.pad(k, (0, 0, 0, 1)), F.pad(v, (0, 0, 0, 1))  # [B, G, S + 1, D]
     z = F.scaled_dot_product_attention(q, k, v, scale=scale, enable_gqa=q.shape[1] != k.shape[1], **seen)
-    return z if sight.present is None else z.masked_fill(~sight.mask.any(-1, keepdim=True), 0)
+    return z if sight.present is None else z.masked_fill(~sight.mask().any(-1, keepdim=True), 0)
 
 
 def explicit(q: Tensor, k: Tensor, v: Tensor, sight: Sight, scale: float, sinks: Tensor | None, cap: float) -> Tensor:
     """The same, step by step, for what the kernel can't express (a soft cap on the scores)."""
     group = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)  # [B, G, S, D] → [B, H, S, D]
-    _, pattern, _ = weigh(q, k, sight.mask, scale, sinks, cap)
+    _, pattern, _ = weigh(q, k, sight.mask(), scale, sinks, cap)
     return (pattern @ v.to(pattern.dtype)).to(q.dtype)  # [B, H, T, S] · [B, H, S, D] → [B, H, T, D]
 
 
@@ -147,7 +149,7 @@ def watch(
     heads = torch.arange(q.shape[1], device=q.device)[wanted.heads]
     kv_heads = heads // (q.shape[1] // k.shape[1])  # query head h reads key/value head h // (H / G)
     sinks = None if sinks is None else sinks[heads]
-    found = weigh(q[:, heads, wanted.queries], k[:, kv_heads], sight.at(wanted.queries).mask, scale, sinks, cap)
+    found = weigh(q[:, heads, wanted.queries], k[:, kv_heads], sight.at(wanted.queries).mask(), scale, sinks, cap)
     for name, x in zip(("scores", "pattern", "sink"), found):
         if x is not None:
             probe(name, x)

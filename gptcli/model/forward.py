@@ -35,10 +35,10 @@ class Inputs:
 
     @property
     def positions(self) -> Tensor:
-        """Each token's position among its text's tokens, from 0: [1, T], or [B, T] with padding (which stands at 0)."""
+        """Each token's position among its text's tokens, from 0: [1, T], or [B, T] with padding (at -1)."""
         if self.mask is None:
             return torch.arange(self.ids.shape[1], device=self.ids.device)[None]
-        return (self.mask.long().cumsum(-1) - 1).clamp(min=0)
+        return self.mask.long().cumsum(-1) - 1
 
 
 def check(inputs: Inputs, spec: Spec) -> None:
@@ -71,12 +71,13 @@ def forward(inputs: Inputs, weights: Weights, spec: Spec, probe: Silent = SILENT
     """
     check(inputs, spec)
     positions, everyone = inputs.positions, slice(None)
-    x = probe("embed", embed(inputs.ids, positions, weights, spec))  # [B, T] → [B, T, C]
+    steps = positions.clamp(min=0)  # padding, which nobody sees, takes the place of the first token
+    x = probe("embed", embed(inputs.ids, steps, weights, spec))  # [B, T] → [B, T, C]
     if spec.norm.embedding:
         x = probe("embed_norm", norm(x, weights, "embed_norm", spec))
     # Layers of one kind share one mask and one table of angles.
     sights = cache(lambda part: Sight.of(part, positions, inputs.mask))
-    rotations = cache(lambda part: rotary(replace(spec, position=part), positions, x.dtype))
+    rotations = cache(lambda part: rotary(replace(spec, position=part), steps, x.dtype))
     for i in range(spec.n_layers):
         here = spec.at(i)
         rows = slice(-1, None) if inputs.rows == "last" and i == spec.n_layers - 1 else everyone

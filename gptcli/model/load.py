@@ -17,7 +17,6 @@ from gptcli.model.weights import Lazy
 
 def stored_weights(
     binding: Binding,
-    params: Mapping[str, Param],
     infos: Mapping[str, TensorInfo],
     dtype: torch.dtype,
     device: torch.device,
@@ -33,18 +32,18 @@ def stored_weights(
             files[info.file] = safe_open(info.file, framework="pt")
         return files[info.file].get_tensor(info.key)
 
-    def maker(bound: Bound, param: Param) -> Callable[[], Tensor]:
-        return lambda: cut(read(bound.stored), bound, param).to(device, dtype)
+    def maker(bound: Bound) -> Callable[[], Tensor]:
+        return lambda: cut(read(bound.stored), bound).to(device, dtype)
 
-    return Lazy({name: maker(bound, params[name]) for name, bound in binding.bounds.items()})
+    return Lazy({name: maker(bound) for name, bound in binding.bounds.items()})
 
 
-def cut(tensor: Tensor, bound: Bound, param: Param) -> Tensor:
+def cut(tensor: Tensor, bound: Bound) -> Tensor:
     """A parameter out of the stored tensor that holds it: a view, but a copy where parts alternate within each head."""
     tensor = tensor if bound.item is None else tensor[bound.item]
     tensor = tensor.T if bound.transposed else tensor
     if bound.fused == "heads":
-        grouped = tensor.unflatten(0, (-1, bound.parts, param.head_dim))  # [H · parts · D, …] → [H, parts, D, …]
+        grouped = tensor.unflatten(0, (-1, bound.parts, bound.head_dim))  # [H · parts · D, …] → [H, parts, D, …]
         return grouped[:, bound.part].flatten(0, 1)  # → [H · D, …]
     return tensor[bound.part :: bound.parts] if bound.fused == "turns" else tensor[bound.start : bound.stop]
 

@@ -38,31 +38,21 @@ class Ranked(NamedTuple):
 
 def rank(logits: Tensor, k: int, also: tuple[int, ...] = (), temperature: float = 1.0) -> list[Ranked]:
     """The k best ids of logits [V] and the ids in `also`, by rank. Softmax of logits / temperature, in float64."""
-    logits = logits.double()
+    logits = logits.cpu().double()
     # A logit that is no number ranks last, and is reported as what it is.
     ordered = logits.nan_to_num(nan=float("-inf"), posinf=float("inf"), neginf=float("-inf"))
     worst = ordered.topk(min(k, len(ordered))).values[-1]
-    candidates = (ordered >= worst).nonzero().flatten().tolist()
-    values = ordered.tolist() if len(candidates) > 1024 else {id_: float(ordered[id_]) for id_ in candidates}
-    best = sorted(candidates, key=lambda id_: (-values[id_], id_))[:k]
+    if also:
+        worst = worst.minimum(ordered[list(also)].min())
+    line = (ordered >= worst).nonzero().flatten()  # all that rank as high, in the order of ids, then by logit
+    line = line[ordered[line].argsort(descending=True, stable=True)]
+    _, tie, sizes = ordered[line].unique_consecutive(return_inverse=True, return_counts=True)
+    ends = sizes.cumsum(0)
     logprobs = (logits / temperature).log_softmax(-1)
-    found = [_ranked(id_, logits, ordered, logprobs) for id_ in {*best, *also}]
-    return sorted(found, key=lambda ranked: ranked.rank)
-
-
-def _ranked(id_: int, logits: Tensor, ordered: Tensor, logprobs: Tensor) -> Ranked:
-    above = int((ordered > ordered[id_]).sum())
-    equal = ordered == ordered[id_]
-    logprob = float(logprobs[id_])
-    return Ranked(
-        rank=above + int(equal[: id_ + 1].sum()),
-        id=id_,
-        logit=float(logits[id_]),
-        prob=float(logprobs[id_].exp()),
-        logprob=logprob,
-        tie_first=above + 1,
-        tie_last=above + int(equal.sum()),
-    )
+    places = [place for place, id_ in enumerate(line.tolist()) if place < k or id_ in also]
+    ids, tie = line[places], tie[places]
+    columns = (ids, logits[ids], logprobs[ids].exp(), logprobs[ids], ends[tie] - sizes[tie] + 1, ends[tie])
+    return [Ranked(place + 1, *row) for place, row in zip(places, zip(*(column.tolist() for column in columns)))]
 
 
 def surprise(logits: Tensor, ids: list[int]) -> tuple[list[float], list[int]]:

@@ -29,6 +29,7 @@ from gptcli.spec import (
 )
 from gptcli.trace import SILENT, Silent
 
+PLAIN_HEAD = Head()
 ACTIVATIONS = {
     "relu": F.relu,
     "relu_squared": lambda x: F.relu(x).square(),
@@ -94,7 +95,7 @@ def dense(x: Tensor, w: Weights, part: Dense, probe: Silent = SILENT) -> Tensor:
 
 
 def experts(x: Tensor, w: Weights, part: Experts, probe: Silent) -> Tensor:
-    """Each token's top_k experts, weighed; every expert runs once, on the tokens that took it. [B, T, C] → [B, T, C]."""
+    """Each token's top_k experts, weighed; an expert runs once, on the tokens that took it. [B, T, C] → [B, T, C]."""
     tokens = x.flatten(0, 1)  # [B, T, C] → [n, C]
     preferences = probe("router", linear(x, w, "router")).flatten(0, 1)  # [n, E]
     weights, taken = preferences.to(wide(x.dtype)).softmax(-1).topk(part.top_k)  # [n, E] → two of [n, k]
@@ -119,7 +120,7 @@ def _expert(x: Tensor, w: Weights, part: Experts) -> Tensor:
     return linear(ACTIVATIONS[part.activation](gate) * up, w, "down")  # [n, F] → [n, C]
 
 
-def head(x: Tensor, w: Weights, part: Head) -> Tensor:
+def head(x: Tensor, w: Weights, part: Head = PLAIN_HEAD) -> Tensor:
     """Logits over the vocabulary: [B, T, C or P] → [B, T, V], float32 for half types."""
     weight, bias = w["lm_head.weight"], w.get("lm_head.bias")
     dtype = wide(x.dtype)
@@ -151,7 +152,7 @@ def rotary(spec: Spec, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, T
 
 
 def frequencies(part: Rope, size: int, length: int) -> tuple[Tensor, float]:
-    """Radians a position of each of size / 2 pairs in a text of that length [R/2], float64, and the factor of cos and sin."""
+    """Radians a position for every pair in a text of that length [R/2], in float64, and the factor of cos and sin."""
     pair = torch.arange(0, size, 2, dtype=torch.float64) / size
     plain, scaling = part.theta**-pair, part.scaling
     match scaling:
@@ -181,7 +182,7 @@ def frequencies(part: Rope, size: int, length: int) -> tuple[Tensor, float]:
 
 
 def _ramp(scaling: YarnScaling, theta: float, size: int) -> Tensor:
-    """0 for pairs that turn more than beta_fast times in the original context, 1 below beta_slow: [R/2]. Section 3.2."""
+    """0 for pairs of more than beta_fast turns in the original context, 1 below beta_slow: [R/2]. Section 3.2."""
 
     def pair_of(turns: float) -> float:
         return size * math.log(scaling.original_context / (turns * 2 * math.pi)) / (2 * math.log(theta))
@@ -195,7 +196,7 @@ def _ramp(scaling: YarnScaling, theta: float, size: int) -> Tensor:
 
 
 def rotate(x: Tensor, rotation: tuple[Tensor, Tensor], part: Rope) -> Tensor:
-    """Each pair turned by its angle, the rest of a head kept: x [B, H, T, D], cos and sin [B, 1, T, R/2]. arXiv:2104.09864."""
+    """Each pair turned by its angle, the rest of a head kept: x [B, H, T, D], cos and sin [B, 1, T, R/2]."""
     cos, sin = rotation
     size = 2 * cos.shape[-1]
     h, rest = x[..., :size].to(cos.dtype), x[..., size:]

@@ -1,8 +1,9 @@
 """Weights written by hand in a config: numbers, rows, or a word, for every parameter that a pattern names."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
+from itertools import islice
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from gptcli.errors import GptcliError
 from gptcli.layout import Param
 from gptcli.spec import show
 
+MOST = 1000  # names that one pattern's braces may stand for
 WORDS = {"identity": torch.eye, "zeros": torch.zeros, "ones": torch.ones}
 
 
@@ -23,13 +25,16 @@ def written_weights(params: Iterable[Param], values: Mapping[str, Any], dtype: t
     wanted = {p.name: p for p in params if not p.tied_to}
     tensors: dict[str, Tensor] = {}
     for pattern, value in values.items():
-        names = [name for name in wanted if any(fnmatchcase(name, one) for one in _alternatives(pattern))]
+        alternatives = _alternatives(pattern)
+        names = [name for name in wanted if any(fnmatchcase(name, one) for one in alternatives)]
         if not names:
             raise _fault(pattern, "names no parameter of this model", f"its parameters: {', '.join(wanted)}")
         for name in names:
             if name in tensors:
                 raise _fault(pattern, f"names {name}, which another pattern has given", "name each parameter once")
             tensors[name] = _tensor(value, wanted[name], pattern).to(dtype)
+            if not tensors[name].isfinite().all():
+                raise _fault(pattern, f"a number that is not finite in {dtype}", "mend the number")
     for name in wanted:
         if name not in tensors:
             raise _fault(name, "missing", "give its numbers, or `zeros`, `ones`, `identity`")
@@ -42,11 +47,19 @@ def _fault(pattern: str, message: str, hint: str) -> GptcliError:
 
 def _alternatives(pattern: str) -> list[str]:
     """`a.{q,k}.b` → `a.q.b`, `a.k.b`."""
+    found = [] if pattern.count("{") > 20 else list(islice(_spelled(pattern), MOST + 1))
+    if not 0 < len(found) <= MOST:  # twenty pairs of words would make a million
+        raise _fault(pattern, f"stands for more than {MOST:,} names", "write fewer braces")
+    return found
+
+
+def _spelled(pattern: str) -> Iterator[str]:
     group = re.search(r"\{([^{}]*)\}", pattern)
     if group is None:
-        return [pattern]
-    heads = (pattern[: group.start()] + word.strip() + pattern[group.end() :] for word in group[1].split(","))
-    return [one for head in heads for one in _alternatives(head)]
+        yield pattern
+        return
+    for word in group[1].split(","):
+        yield from _spelled(pattern[: group.start()] + word.strip() + pattern[group.end() :])
 
 
 def _tensor(value: Any, param: Param, pattern: str) -> Tensor:
@@ -69,8 +82,10 @@ def _tensor(value: Any, param: Param, pattern: str) -> Tensor:
 def _rows(value: dict, param: Param, pattern: str) -> Tensor:
     """`rows: {12: [...]}` of a [V, C] table or head; the rows left out are zeros."""
     rows = value.get("rows")
-    if set(value) != {"rows"} or not isinstance(rows, dict) or len(param.shape) != 2:
-        raise _fault(pattern, f"{show(value)} is not rows: {{id: [numbers]}} of a matrix", "give rows or numbers")
+    if set(value) != {"rows"} or not isinstance(rows, dict):
+        raise _fault(pattern, f"{show(value)} is not rows: {{id: [numbers]}}", "give rows or numbers")
+    if param.axes[0] not in ("vocab", "context") or len(param.shape) != 2:
+        raise _fault(pattern, f"rows, but {param.name} is no table", "give all its numbers, [in, out]")
     tensor = torch.zeros(param.shape, dtype=torch.float64)
     for id_, row in rows.items():
         if type(id_) is not int or not 0 <= id_ < param.shape[0]:

@@ -22,22 +22,31 @@ def check_outputs(outputs: list[Path], suffixes: tuple[str, ...], force: bool) -
             raise GptcliError(
                 f"-o {path}: this command writes {', '.join(suffixes)}", "end the name in one of them", "output"
             )
-        if path.exists() and not force:
+        try:
+            there, has_place = path.exists(), path.parent.is_dir()
+        except OSError as error:  # a name too long, a directory that may not be read
+            raise refused(path, error) from None
+        if there and not force:
             raise GptcliError(f"-o {path}: the file is there", "--force writes over it", "output")
-        if not path.parent.is_dir():
+        if not has_place:
             raise GptcliError(f"-o {path}: no such directory", f"make {path.parent} first", "output")
+
+
+def refused(path: Path, error: OSError) -> GptcliError:
+    return GptcliError(f"-o {path}: {error.strerror or error}", "name a place that can be written to", "output")
 
 
 def write(path: Path, writer: Writer) -> None:
     """Writes beside the file first and then takes its place. Raises GptcliError."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}.part")
+    draft = path.with_name(f".gptcli.{os.getpid()}.part")
     try:
+        draft.touch()
+        mode = draft.stat().st_mode
         writer(draft)
+        draft.chmod(mode)  # safetensors makes its files for their owner alone, whatever the umask says
         draft.replace(path)
     except OSError as error:
-        raise GptcliError(
-            f"-o {path}: {error.strerror or error}", "name a place that can be written to", "output"
-        ) from None
+        raise refused(path, error) from None
     finally:
         draft.unlink(missing_ok=True)
 
@@ -59,8 +68,12 @@ def write_logits(path: Path, logits: "Tensor", ids: "Tensor") -> None:
             with draft.open("wb") as file:
                 numpy.save(file, logits.numpy())
         else:
+            from safetensors import SafetensorError
             from safetensors.torch import save_file
 
-            save_file({"logits": logits, "ids": ids.cpu().contiguous()}, draft)
+            try:
+                save_file({"logits": logits, "ids": ids.cpu().contiguous()}, draft)
+            except SafetensorError as error:  # what it says of a full disk
+                raise OSError(str(error)) from None
 
     write(path, writer)

@@ -1,5 +1,6 @@
 """A report as plain data and as strict JSON: numbers that are not finite are null."""
 
+import codecs
 import json
 import math
 from dataclasses import fields, is_dataclass
@@ -22,17 +23,25 @@ def plain(value: Any) -> Any:
     return value
 
 
-def to_json(report: Report) -> str:
+def to_json(report: Report, encoding: str | None = "utf-8") -> str:
     """The report, whole, as one object: `schema` and `status` first."""
-    return _dump({"schema": report.schema, "status": report.status} | plain(report))
+    return _dump({"schema": report.schema, "status": report.status} | plain(report), encoding)
 
 
-def error_json(error: GptcliError) -> str:
+def error_json(error: GptcliError, encoding: str | None = "utf-8") -> str:
     """An error as the object that `--json` prints in a report's place."""
     said = {"code": error.code, "message": error.message, "hint": error.hint}
-    return _dump({"schema": "gptcli.error/1", "status": "error", "error": said})
+    return _dump({"schema": "gptcli.error/1", "status": "error", "error": said}, encoding)
 
 
-def _dump(value: dict) -> str:
-    text = json.dumps(value, ensure_ascii=False, allow_nan=False)
-    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+def _dump(value: dict, encoding: str | None) -> str:
+    """One line; what can't be seen, which a terminal might obey, and what the encoding lacks, as \\uXXXX."""
+    unicode = codecs.lookup(encoding or "utf-8").name.startswith("utf")
+    text = json.dumps(value, ensure_ascii=not unicode, allow_nan=False)
+    if text.isprintable():
+        return text
+    return "".join(letter if letter.isprintable() else _escape(letter) for letter in text)
+
+
+def _escape(letter: str) -> str:
+    return f"\\u{ord(letter):04x}" if ord(letter) < 0x10000 else json.dumps(letter)[1:-1]

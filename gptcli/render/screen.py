@@ -1,21 +1,22 @@
-"""How things look in a terminal: colour, signs, numbers, columns. Nothing is cut; a terminal wraps what is long."""
+"""How things look in a terminal: colour, numbers, columns. Nothing is cut; a terminal wraps what is long."""
 
 import io
 import math
 import os
+import re
 import shutil
 from collections.abc import Iterable, Sequence
+from itertools import zip_longest
 from typing import TextIO
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-# What to print where the terminal's encoding has no such sign.
-ASCII = {
-    "·": "-", "…": "...", "–": "-", "→": "->", "█": "#", "␣": r"\s", "√": "sqrt", "ε": "eps", "²": "^2", "−": "-",
-    "Σ": "sum ", "θ": "theta", "×": "x", "∞": "inf",
-}  # fmt: skip
+from gptcli.render.signs import harmless, printable
+
+Part = str | tuple[str, str]  # a text, or (text, style)
+TRAILING = re.compile(r"(?: |\x1b\[[0-9;]*m)+$")  # blanks at a line's end, and what ends a colour among them
 
 
 class Screen:
@@ -32,9 +33,10 @@ class Screen:
         )
         self.stream, self.digits, self.full = stream, digits, full
         self.width = shutil.get_terminal_size().columns if terminal else None
+        self.written: list[str] = []
         self.console = Console(
             file=io.StringIO(),
-            width=100_000,
+            width=10_000_000,
             force_terminal=colored,
             color_system="standard" if colored else None,
             no_color=not colored,
@@ -44,54 +46,93 @@ class Screen:
             legacy_windows=False,
         )
 
-    def line(self, *parts: str | tuple[str, str]) -> None:
-        """One line of texts, or (text, style) pairs."""
-        self.console.print(Text.assemble(*parts), soft_wrap=True)
+    def line(self, *parts: Part) -> None:
+        """One line."""
+        self._print(_text(*parts))
+
+    def flow(self, chunks: Iterable[Sequence[Part]], gap: str, indent: int = 2) -> None:
+        """Chunks in a row, `gap` apart; in a terminal, one that does not fit begins a new line."""
+        line = Text()
+        for parts in chunks:
+            chunk = _text(*parts)
+            if not line:
+                line = chunk
+            elif self.width is None or line.cell_len + len(gap) + chunk.cell_len <= self.width:
+                line = Text.assemble(line, gap, chunk)
+            else:
+                self._print(line)
+                line = Text.assemble(" " * indent, chunk)
+        self._print(line)
 
     def table(
-        self, rows: Iterable[Sequence], header: Sequence[str] = (), right: Iterable[int] = (), gap: int = 2
+        self,
+        rows: Iterable[Sequence[Part]],
+        header: Sequence[str] = (),
+        right: Iterable[int] = (),
+        gap: int = 2,
+        wrap: bool = False,
     ) -> None:
-        """Columns of texts or (text, style) pairs, `gap` blanks apart; `right` are the columns of numbers."""
-        right = set(right)
+        """Columns, `gap` blanks apart; `right` are the columns of numbers. wrap: a terminal wraps the last column."""
+        right, wrap = set(right), wrap and self.width is not None
         table = Table(box=None, pad_edge=False, padding=(0, gap, 0, 0), show_header=bool(header), header_style="dim")
-        rows = [[Text(cell) if isinstance(cell, str) else Text(*cell) for cell in row] for row in rows]
-        for i in range(max([len(header), *map(len, rows)])):
-            title = header[i] if i < len(header) else ""
-            table.add_column(Text(title), justify="right" if i in right else "left", no_wrap=True)
+        rows = [[_text(cell) for cell in row] for row in rows]
+        columns = max([len(header), *map(len, rows)])
+        for i in range(columns):
+            title = Text(harmless(header[i])) if i < len(header) else ""
+            wraps = wrap and i == columns - 1
+            table.add_column(title, justify="right" if i in right else "left", no_wrap=not wraps)
         for row in rows:
             table.add_row(*row)
-        self.console.print(table)
+        self._print(table, self.width if wrap else None)
+
+    def fits(self, rows: Iterable[Sequence[Part]], header: Sequence[str], gap: int = 2) -> bool:
+        """Does such a table stand in the terminal without wrapping?"""
+        columns = zip(header, *rows)
+        widths = [max(_text(cell).cell_len for cell in column) for column in columns]
+        return self.width is None or sum(widths) + gap * (len(widths) - 1) <= self.width
+
+    def verbatim(self, text: str) -> None:
+        """A file's text as it is, to the letter where a file may take it up; harmless in a terminal."""
+        self.written.append(text if self.width is None else harmless(text, keep="\n\t"))
+
+    def _print(self, what: Text | Table, width: int | None = None) -> None:
+        self.console.print(what, soft_wrap=width is None, width=width)
+        lines = self.console.file.getvalue().split("\n")[:-1]
+        self.written += [TRAILING.sub(lambda end: end[0].replace(" ", ""), line) + "\n" for line in lines]
+        self.console.file = io.StringIO()
 
     def show(self) -> None:
         """Writes everything collected, in signs that the stream's encoding has."""
-        text = self.console.file.getvalue()
-        text = "".join(line.rstrip(" ") + "\n" for line in text.split("\n")[:-1])
-        self.stream.write(printable(text, self.stream.encoding))
-        self.console.file = io.StringIO()
+        self.stream.write(printable("".join(self.written), self.stream.encoding))
+        self.written = []
 
     def number(self, x: float | None) -> str:
         return number(x, self.digits)
 
-    def vector(self, values: Sequence[float], room: int | None = None, aligned: bool = True) -> str:
-        """Numbers side by side: all with --full or where `room` columns suffice, else the first few … the last."""
-        texts = [self.number(x).rjust(self.digits + 3 if aligned else 0) for x in values]
-        if self.full or (len(texts) <= 8 and (room is None or len(" ".join(texts)) <= room)):
-            return " ".join(texts)
-        cell = max(map(len, texts)) + 1
-        keep = 6 if room is None else max(2, min(6, (room - 1) // cell))
-        first, last = keep - keep // 2, keep // 2
-        return " ".join([*texts[:first], "…", *texts[len(texts) - last :]])
+    def vector(self, values: Sequence[float], room: int | None = None) -> str:
+        """Numbers side by side: up to eight, or all with --full, else the first few … the last that `room` holds."""
+        return self.vectors([values], room, self.digits + 3)[0]
+
+    def vectors(self, several: Sequence[Sequence[float]], room: int | None = None, least: int = 0) -> list[str]:
+        """Vectors that stand below one another, each number, `least` columns wide or more, under its like."""
+        texts = [[self.number(x).rjust(least) for x in values] for values in several]
+        for keep in (8, 6, 5, 4, 3, 2):
+            rows = [row if self.full or len(row) <= keep else _ends(row, min(keep, 6)) for row in texts]
+            widths = [max(map(len, column)) for column in zip_longest(*rows, fillvalue="")]
+            if self.full or room is None or sum(widths) + len(widths) - 1 <= room:
+                break
+        return [" ".join(text.rjust(width) for text, width in zip(row, widths)) for row in rows]
 
 
-def printable(text: str, encoding: str | None) -> str:
-    """The text in signs that the encoding has: ASCII look-alikes, then escapes."""
-    encoding = encoding or "utf-8"
-    try:
-        text.encode(encoding)
-        return text
-    except UnicodeEncodeError:
-        text = text.translate({ord(sign): instead for sign, instead in ASCII.items()})
-        return text.encode(encoding, "backslashreplace").decode(encoding)
+def _ends(texts: list[str], keep: int) -> list[str]:
+    """So many of the texts: the first … the last."""
+    last = keep // 2
+    return [*texts[: keep - last], "…", *texts[len(texts) - last :]]
+
+
+def _text(*parts: Part) -> Text:
+    """Parts of a line or the one part of a cell, with nothing in them that a terminal would obey."""
+    return Text.assemble(*(harmless(p) if isinstance(p, str) else (harmless(p[0]), p[1]) for p in parts))
 
 
 def number(x: float | None, digits: int) -> str:

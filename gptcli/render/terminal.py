@@ -3,9 +3,9 @@
 from functools import singledispatch
 from itertools import groupby
 
-from gptcli.render.screen import Screen, exact
+from gptcli.render.screen import Screen, exact, short
 from gptcli.report import ModelFacts, Report
-from gptcli.report.forward import ForwardReport
+from gptcli.report.forward import ForwardReport, Stage
 from gptcli.report.listing import ConfigReport, ListReport, TokensReport
 from gptcli.report.params import ParamsReport
 from gptcli.report.score import ScoreReport
@@ -34,20 +34,20 @@ def title(screen: Screen, model: ModelFacts) -> None:
     said: list = [(model.name, "bold"), f" ({model.source}{hand_written})"]
     if model.seed is not None:
         said += [" ", (f"RANDOM WEIGHTS (seed {model.seed})", "bold yellow")]
-    screen.line(*said, f" · {exact(model.parameters)} parameters · {model.dtype} · {model.device}")
+    screen.flow([said, [f"{exact(model.parameters)} parameters"], [model.dtype], [str(model.device)]], gap=" · ")
 
 
 def fed(screen: Screen, tokens: list[list[Token]]) -> None:
     """The ids as they went in, with their positions."""
     for text, ids in enumerate(tokens):
-        parts: list = ["tokens" if len(tokens) == 1 else f"text {text}"]
-        shown = list(enumerate(ids))
-        cut = len(shown) > 24 and not screen.full
-        for position, token in shown[:12] + shown[-12:] if cut else shown:
-            if cut and position == len(ids) - 12:
-                parts.append(("  …", "dim"))
-            parts += [(f"  {position} ", "dim"), (token.token, "cyan"), " " if token.token else "", str(token.id)]
-        screen.line(*parts)
+        label = "tokens" if len(tokens) == 1 else f"text {text}"
+        shown = [
+            [(f"{position} ", "dim"), (token.token, "cyan"), " " if token.token else "", str(token.id)]
+            for position, token in enumerate(ids)
+        ]
+        if len(shown) > 24 and not screen.full:
+            shown[12:-12] = [[("…", "dim")]]
+        screen.flow([[label, "  ", *shown[0]], *shown[1:]], gap="   ", indent=len(label) + 2)
 
 
 @draw.register
@@ -63,11 +63,12 @@ def _(report: ForwardReport, screen: Screen) -> None:
         if stage.mean is not None:
             numbers = (screen.number(stage.mean), screen.number(stage.std), screen.number(stage.max_abs))
         rows.append([stage.name, f"[{','.join(stage.axes)}]", shape, *numbers])
-    used = sum(max(len(row[i]) for row in rows) + 1 for i in range(6))
-    room = max((screen.width or 0) - used, 4 * (screen.digits + 4))
+    used = sum(max(len(row[i]) for row in rows) + 1 for i in range(6)) + 1
+    room = None if screen.width is None else screen.width - used
+    vectors = iter(screen.vectors([stage.last for stage in report.stages if _is_vector(stage)], room))
     for row, stage in zip(rows, report.stages):
-        row.append(_last(stage, screen, room))
-    label = f"last token{of_text} ({last.token or last.id})"
+        row.append(" " + (next(vectors) if _is_vector(stage) else str(stage.last[0]) if stage.last else "next token:"))
+    label = f" last token{of_text} ({last.token or last.id})"
     screen.table(rows, ("stage", "shape", "", "mean", "std", "max", label), right=(3, 4, 5), gap=1)
     for found in report.next:
         if len(report.next) > 1:
@@ -75,10 +76,9 @@ def _(report: ForwardReport, screen: Screen) -> None:
         next_table(screen, found)
 
 
-def _last(stage, screen: Screen, room: int) -> str:
-    if stage.path == "logits":
-        return "next token:"
-    return screen.vector(stage.last, room, aligned=False) if stage.mean is not None else str(stage.last[0])
+def _is_vector(stage: Stage) -> bool:
+    """Not the input ids, which are no numbers to compute with, nor the logits, which are listed as the next token."""
+    return stage.mean is not None and bool(stage.last)
 
 
 @verdict.register
@@ -109,7 +109,7 @@ def _ties(top: list[Candidate]) -> list[Candidate]:
 def _candidate(one: Candidate, best: float, screen: Screen) -> list:
     rank = f"{one.tie[0]}–{one.tie[1]}" if one.tie else str(one.rank)
     bar = "█" * round(BAR * one.prob / best) if best > 0 else ""
-    ties = f" {one.tie[1] - one.tie[0] + 1} ids tie" if one.tie else ""
+    ties = f"  {one.tie[1] - one.tie[0] + 1} ids tie" if one.tie else ""
     return [
         rank,
         str(one.id),
@@ -169,46 +169,40 @@ def _(report: ScoreReport) -> str:
 
 @draw.register
 def _(report: ParamsReport, screen: Screen) -> None:
-    screen.line((report.model.name, "bold"), f" ({report.model.source})")
-    totals = report.parameters
-    biggest = max(row.bytes for row in report.rows)
-    unit, size = ("GiB", 2**30) if biggest >= 10 * 2**30 else ("MiB", 2**20)
-    shapes = report.by == "tensor"
-    rows = []
+    model, totals, tensors = report.model, report.parameters, report.by == "tensor"
+    screen.line((model.name, "bold"), f" ({model.source})", f" · {model.dtype}" if tensors else "")
+    unit, size = ("GiB", 2**30) if max(row.bytes for row in report.rows) >= 10 * 2**30 else ("MiB", 2**20)
+    rows: list[list] = []
     for row in report.rows:
-        times = f" × {row.times}" if shapes and row.times > 1 else ""
-        name = (
-            "  " * row.indent + row.name + times + (f" → {row.tied_to.rsplit('.', 1)[0]} (tied)" if row.tied_to else "")
-        )
-        shape = [f"[{', '.join(row.axes)}] {row.shape}"] if shapes else []
-        each = f"{row.each:,}" if row.times > 1 else ""
-        figures = ["", ""] if row.tied_to else [f"{100 * row.share:.2f} %", f"{row.bytes / size:,.2f}"]
-        rows.append([(name, "dim" if row.tied_to else ""), *shape, each, f"{row.parameters:,}", *figures])
-    pad = [""] * shapes
-    whole = sum(row.bytes for row in report.rows if not row.indent)
-    rows.append([("total", "bold"), *pad, "", (exact(totals.total), "bold"), "", f"{whole / size:,.2f}"])
+        name = "  " * row.indent + row.name + (f" → {row.tied_to.rsplit('.', 1)[0]} (tied)" if row.tied_to else "")
+        style, stored = ("dim", "") if row.tied_to else ("", f"{row.bytes / size:,.2f}")
+        if tensors:
+            shape = f"[{','.join(row.axes)}] [{','.join(map(str, row.shape))}]"
+            rows.append([(name, style), shape, f"{row.parameters:,}", stored])
+        else:
+            each, share = f"{row.each:,}" if row.times > 1 else "", "" if row.tied_to else f" {100 * row.share:.2f} %"
+            rows.append([(name, style), f" {each}", f" {row.parameters:,}", share, f" {stored}"])
     views = (
-        ("untied: the head counted too", totals.untied, totals.total),
-        ("non-embedding: layers, final norm", totals.non_embedding, totals.total),
-        ("nanoGPT's convention: no positions", totals.nanogpt, totals.total),
+        ("untied", totals.untied, "the head counted too"),
+        ("non-embedding", totals.non_embedding, "layers and final norm"),
+        ("nanoGPT's convention", totals.nanogpt, "no positions"),
     )
-    rows += [[(name, "dim"), *pad, "", exact(figure)] for name, figure, same in views if figure != same]
-    numbers = (2, 3, 4, 5) if shapes else (1, 2, 3, 4)
-    header = [report.by, *["shape"] * shapes, "each", "parameters", "share", f"{unit} ({report.model.dtype})"]
-    _short_beside(rows, numbers[1])
-    screen.table(rows, header, right=numbers)
+    views = [view for view in views if view[1] != totals.total]
+    whole = f"{sum(row.bytes for row in report.rows if not row.indent) / size:,.2f}"
+    for name, count, stored in (("total", totals.total, whole), *((name, count, "") for name, count, _ in views)):
+        rounded = f"({short(count)})" if count >= 10**6 else ""
+        counts = [rounded, f"{count:,}"] if tensors else ["", f" {count:,}", rounded]
+        rows.append([(name, "bold" if name == "total" else "dim"), *counts, stored])
+    if tensors:
+        screen.table(rows, ("tensor", "shape", "parameters", unit), right=(2, 3))
+    else:
+        # Columns stand two blanks apart, but a count and its short form one: 124,439,808 (124.44M).
+        header = (report.by, " each", " parameters", " share", f" {unit} ({model.dtype})")
+        screen.table(rows, header, right=(1, 2, 3, 4), gap=1)
+    if views:
+        screen.flow([[(f"{name}: {what}", "dim")] for name, _, what in views], gap=" · ")
     if report.buffers:
         screen.line((f"buffers, not counted: {len(report.buffers)} ({report.buffers[0]} …)", "dim"))
-
-
-def _short_beside(rows: list[list], column: int) -> None:
-    """Pads a column of figures so that `(124.44M)` stands right of the digits instead of pushing them left."""
-    texts = [row[column] if isinstance(row[column], str) else row[column][0] for row in rows]
-    tails = [text.partition(" ")[2] for text in texts]
-    width = max(len(tail) + bool(tail) for tail in tails)
-    for row, text, tail in zip(rows, texts, tails):
-        padded = text + " " * (width - len(tail) - bool(tail))
-        row[column] = padded if isinstance(row[column], str) else (padded, row[column][1])
 
 
 @verdict.register
@@ -241,8 +235,7 @@ def _(report: TokensReport) -> str:
 
 @draw.register
 def _(report: ConfigReport, screen: Screen) -> None:
-    for line in report.yaml.rstrip("\n").split("\n"):
-        screen.line(line)
+    screen.verbatim(report.yaml.rstrip("\n") + "\n")
 
 
 @verdict.register
@@ -252,9 +245,11 @@ def _(report: ConfigReport) -> str:
 
 @draw.register
 def _(report: ListReport, screen: Screen) -> None:
-    rows = [[(one.name, "cyan"), one.kind, exact(one.parameters), one.about] for one in report.shipped]
-    _short_beside(rows, 2)
-    screen.table(rows, ("name", "kind", "parameters", ""), right=(2,))
+    rows: list[list] = []
+    for kind, named in (("config with weights", "-c"), ("config", "-c"), ("sample", "-m")):
+        rows.append([(f"{kind} ({named})", "dim"), "", ""])
+        rows += [[(one.name, "cyan"), f"{one.parameters:,}", one.about] for one in report.shipped if one.kind == kind]
+    screen.table(rows, ("name", "parameters", ""), right=(1,), wrap=True)
 
 
 @verdict.register
@@ -318,7 +313,7 @@ def _(report: TraceReport, screen: Screen) -> None:
             ("ok", "green") if check.ok else ("FAILED", "bold red"),
             check.claim,
             "exactly" if check.error == 0 else f"off by {check.error:.1e}",
-            ("" if check.allowed == 0 else f"({check.allowed:.0e} allowed)", "dim"),
+            ("" if check.error == 0 else f"{'≤' if check.ok else '>'} {check.allowed:.0e}", "dim"),
         ]
         for check in report.proof
     ]
@@ -347,19 +342,16 @@ def _walk(screen: Screen, walk: Walk, report: TraceReport) -> None:
 
 def _step(screen: Screen, step: Step, width: int) -> None:
     """A name, its numbers, its formula; a wide vector also its size, mean and norm."""
-    room = None if screen.width is None else screen.width - width - 1
-    line = f"{step.label:<{width}} {screen.vector(step.values, room)}"
-    formula = step.formula
+    about = ""
     if len(step.values) > 8:
         mean = sum(step.values) / len(step.values)
-        norm = sum(x * x for x in step.values) ** 0.5
-        formula += f"   {len(step.values)} values, mean {screen.number(mean)}, norm {screen.number(norm)}"
-    beside = screen.width is None or len(line) + 3 + len(formula) <= screen.width
-    if beside:
-        screen.line((f"{step.label:<{width}}", "cyan"), line[width:], (f"   {formula}", "dim"))
-    else:
-        screen.line((f"{step.label:<{width}}", "cyan"), line[width:])
-        screen.line((f"{'':<{width}}    {formula}", "dim"))
+        about = f"  [{len(step.values)}] mean {screen.number(mean)} norm {screen.number(_norm(step.values))}"
+    room = None if screen.width is None else screen.width - width - 1 - len(about)
+    numbers = f" {screen.vector(step.values, room)}{about}"
+    beside = screen.width is None or width + len(numbers) + 3 + len(step.formula) <= screen.width
+    screen.line((f"{step.label:<{width}}", "cyan"), numbers, (f"   {step.formula}" if beside else "", "dim"))
+    if not beside:
+        screen.line((f"{'':<{width}}    {step.formula}", "dim"))
 
 
 def _keys(screen: Screen, walk: Walk) -> None:
@@ -383,7 +375,11 @@ def _keys(screen: Screen, walk: Walk) -> None:
     k = next((s.label for s in reversed(walk.before) if s.label.startswith("attn.k")), "k").removeprefix("attn.")
     scaled = "/√D" if abs(walk.scale * len(z.values) ** 0.5 - 1) < 1e-12 else f"·{walk.scale:g}"
     header = ("key", k if short else f"|{k}|", "q·k", scaled, "mask", "weight", "weight·v" if short else "|weight·v|")
-    screen.table(rows, header, right=(1, 2, 3, 4, 5, 6))
+    if screen.fits(rows, header):
+        screen.table(rows, header, right=(1, 2, 3, 4, 5, 6))
+        return
+    screen.table([row[:6] for row in rows[:-1]], header[:6], right=(1, 2, 3, 4, 5))
+    screen.table([[row[0], *row[5:]] for row in rows], ("key", *header[5:]), right=(1, 2))
 
 
 def _key(key: KeyStep, screen: Screen, short: bool) -> list:

@@ -8,7 +8,6 @@ from typing import Literal
 from gptcli import count
 from gptcli.layout import AXES, Param
 from gptcli.report import ModelFacts, Report
-from gptcli.run import model_facts
 from gptcli.source import Model
 
 By = Literal["component", "layer", "tensor"]
@@ -66,7 +65,7 @@ def params_report(model: Model, by: By, dtype: str, full: bool) -> ParamsReport:
     layers = sum(p.size for p in params if count.component(p.name) == "layers")
     counter = _Counter(total, count.ITEM_BYTES[dtype])
     return ParamsReport(
-        model=model_facts(model, dtype),
+        model=model.facts(dtype),
         by=by,
         parameters=Totals(
             total=total,

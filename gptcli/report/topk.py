@@ -50,8 +50,8 @@ class TopkReport(Report):
 
 def topk_report(run: Run, k: int, words: tuple[str, ...], position: str, temperature: float) -> TopkReport:
     """The k best next tokens, and those that `words` name, after the positions that --position means."""
-    if temperature <= 0:
-        raise GptcliError(f"--temperature {temperature:g}: not positive", "give a number above 0; 1 changes nothing")
+    if not 0 < temperature < float("inf"):
+        raise GptcliError(f"--temperature {temperature:g}: not a number above 0", "1 changes nothing")
     wanted = [(text, at) for text, ids in enumerate(run.ids) for at in positions(position, len(ids))]
     only_last = all(at == len(run.ids[text]) - 1 for text, at in wanted)
     logits = run.forward("last" if only_last else "all")  # [B, 1 or T, V]

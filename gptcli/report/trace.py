@@ -298,7 +298,7 @@ class _Look:
         scores, pattern = self.of(layer, "attn.scores")[inside], self.of(layer, "attn.pattern")[inside]  # [S]
         products = k.to(scores.dtype) @ q.to(scores.dtype)
         weighted = pattern[:, None] * v.to(pattern.dtype)  # [S, D]
-        seen = self.sight(layer, slice(query, query + 1)).mask[0, 0, 0].tolist()
+        seen = self.sight(layer, slice(query, query + 1)).mask()[0, 0, 0].tolist()
         columns = [x.tolist() for x in (k, products, scores, pattern, v, weighted)]
         return [
             KeyStep(
@@ -338,7 +338,7 @@ class _Look:
         with_sink = " with their sink" if spec.attention.sinks else ""
         allowed = 1e-12 if dtype == "float64" else 1e-5
         yield _check(f"{at}rows of weights{with_sink} sum to 1", float((sums - 1).abs().max()), allowed)
-        seen = self.sight(layer, self.select.queries).mask[0]  # [1, t, S]
+        seen = self.sight(layer, self.select.queries).mask()[0]  # [1, t, S]
         yield _check(f"{at}masked weights are 0", float(pattern.masked_fill(seen, 0).abs().max()), 0)
         if spec.norm.placement == "post":
             return  # there a sum is normed before anything keeps it
