@@ -75,6 +75,12 @@ ACTIVATIONS = {
     "swish": "silu",
 }
 
+
+def _times(factor: int, size: Any) -> Any:
+    """A size that follows from another; what is no number is handed on, to be refused where it stands."""
+    return factor * size if type(size) is int else size
+
+
 # This project's own names, as a YAML config beside weights implies.
 OWN = Family()
 
@@ -93,7 +99,7 @@ GPT2 = Family(
         },
         "mlp": {
             "kind": "dense",
-            "size": Key("n_inner", lambda get: 4 * get("n_embd", 768)),
+            "size": Key("n_inner", lambda get: _times(4, get("n_embd") or 768)),
             "activation": Key("activation_function", "gelu_new", ACTIVATIONS),
             "bias": True,
         },

@@ -1,5 +1,6 @@
 """One request to one model: ids in, logits out. What forward, topk, score and trace share."""
 
+import re
 import time
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -108,10 +109,9 @@ def positions(wanted: str, length: int) -> list[int]:
     """The positions that `--position` means in a text of that length: `all`, or one from 0, or from -1 backwards."""
     if wanted == "all":
         return list(range(length))
-    try:
-        position = int(wanted)
-    except ValueError:
-        raise GptcliError(f"--position {wanted}: not a number", "give 0, 1, … or -1 for the last, or all") from None
+    if not re.fullmatch(r"-?[0-9]{1,18}", wanted):
+        raise GptcliError(f"--position {wanted}: not a number", "give 0, 1, … or -1 for the last, or all")
+    position = int(wanted)
     if not -length <= position < length:
         raise GptcliError(f"--position {wanted}: beyond the text", f"positions run from 0 to {length - 1}")
     return [position % length]

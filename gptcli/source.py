@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from gptcli import config as configs
 from gptcli import count, shipped
@@ -130,13 +130,17 @@ class Model:
         if self.kind == "hand-written":
             from gptcli.model.written import written_weights
 
-            tensors = written_weights(self.layout, self.config.weights, dtype)
+            try:
+                tensors = written_weights(self.layout, self.config.weights, dtype)
+            except GptcliError as error:
+                raise GptcliError(f"{self.config.path}: {error.message}", error.hint, error.code) from None
             return Weights.of(self.layout, {name: tensor.to(device) for name, tensor in tensors.items()})
         if self.kind == "random":
             from gptcli.model.device import check_room
             from gptcli.model.init import random_weights
 
-            check_room(count.total(self.layout) * dtype.itemsize, device, f"{self.shown}, random weights in {dtype}")
+            what = f"{self.shown}, random weights in {str(dtype).removeprefix('torch.')}"
+            check_room(count.total(self.layout) * dtype.itemsize, device, what)
             return Weights.of(self.layout, random_weights(self.spec, self.layout, self.seed, dtype, device))
         from gptcli.model.load import settle_tie, stored_weights
 
@@ -162,7 +166,9 @@ def open_model(model: str | None = None, config: str | None = None, seed: int = 
             opened = _from_directory(path, config)
         elif path.suffix == ".safetensors":
             opened = _from_file(path, config)
-        elif path.suffix in (".yaml", ".yml") and config is None:
+        elif path.suffix in (".yaml", ".yml"):
+            if config is not None:
+                raise GptcliError(f"two configs: -m {model} and -c {config}", "name one")
             opened = _from_config(path)
         else:
             raise GptcliError(
@@ -249,18 +255,31 @@ def _from_file(path: Path, config: str | None) -> Model:
     )
 
 
+class _Twice(ValueError):
+    """A key that stands twice: the first value would be dropped without a word."""
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    table = dict(pairs)
+    if len(table) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise _Twice(f"the key {next(name for name in names if names.count(name) > 1)!r} stands twice")
+    return table
+
+
 def read_json(path: Path) -> dict:
     """A config.json. Raises GptcliError with the line and the column of a fault."""
     try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
+        raw = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_once)
     except OSError as error:
         raise GptcliError(f"{path}: {error.strerror}", "give a readable config", "file") from None
     except json.JSONDecodeError as error:
         raise GptcliError(
             f"{path}, line {error.lineno}, column {error.colno}: {error.msg}", "mend the JSON", "json"
         ) from None
-    except (ValueError, RecursionError):
-        raise GptcliError(f"{path}: not JSON", "mend the file", "json") from None
+    except (ValueError, RecursionError) as error:
+        reason = str(error) if isinstance(error, _Twice) else "not JSON"
+        raise GptcliError(f"{path}: {reason}", "mend the file", "json") from None
     if not isinstance(raw, dict):
         raise GptcliError(f"{path}: holds no table of settings", "give a checkpoint's config.json", "json")
     return raw

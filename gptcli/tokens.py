@@ -14,10 +14,11 @@ GPT2_SPLIT = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?
 
 
 class Tokenizer(Protocol):
-    """name: what encodes, for a person; size: how many ids it knows."""
+    """name: what encodes, for a person; size: how many ids it knows; between: what joins two pieces in a text."""
 
     name: str
     size: int
+    between: bytes
 
     def encode(self, text: str) -> list[int]:
         """The ids of a text; special tokens in it are plain text. Raises GptcliError."""
@@ -34,6 +35,8 @@ class Tokenizer(Protocol):
 
 class Words:
     """A toy vocabulary: a text is words parted by spaces, and an id may have no word."""
+
+    between = b" "
 
     def __init__(self, words: dict[int, str], model: str, named: bool):
         self.words, self.ids = words, {word: id_ for id_, word in words.items()}
@@ -58,6 +61,8 @@ class Words:
 
 class BytePairs:
     """A byte-level byte-pair encoding of GPT-2's kind, run by tiktoken."""
+
+    between = b""
 
     def __init__(self, encoding, name: str):
         self.encoding, self.name, self.size = encoding, name, encoding.n_vocab

@@ -74,8 +74,10 @@ def topk(
     text: Text = None,
     k: Annotated[int, typer.Option("--top-k", "-k", metavar="N", min=1, help="How many.")] = 10,
     token: Words = None,
-    position: Annotated[str, typer.Option(help="After this position, from 0; -1 is the last; all.")] = "-1",
-    temperature: Annotated[float, typer.Option(help="Divides the logits before the softmax.")] = 1.0,
+    position: Annotated[
+        str, typer.Option(metavar="POSITION", help="After this position, from 0; -1 is the last; all.")
+    ] = "-1",
+    temperature: Annotated[float, typer.Option(metavar="T", help="Divides the logits before the softmax.")] = 1.0,
 ) -> None:
     """Rank the next tokens.
 
@@ -115,9 +117,9 @@ def trace(
     read: TextOptions,
     out: OutputOptions,
     text: Text = None,
-    layer: Annotated[str, typer.Option(help="1 to N; L0 counts from 0; -1 is the last; all.")] = "1",
-    head: Annotated[str, typer.Option(help="0 to H-1; -1 is the last; all.")] = "0",
-    position: Annotated[str, typer.Option(help="The query, from 0; -1 is the last; all.")] = "-1",
+    layer: Annotated[str, typer.Option(metavar="LAYER", help="1 to N; L0 counts from 0; -1 is the last; all.")] = "1",
+    head: Annotated[str, typer.Option(metavar="HEAD", help="0 to H-1; -1 is the last; all.")] = "0",
+    position: Annotated[str, typer.Option(metavar="POSITION", help="The query, from 0; -1 is the last; all.")] = "-1",
     at: Annotated[
         str | None, typer.Option("--at", metavar="PATH|L0H0", help="One activation; or a head, both from 0.")
     ] = None,
@@ -160,7 +162,9 @@ def params(
     out: OutputOptions,
     source: Source = None,
     by: Annotated[Literal["component", "layer", "tensor"], typer.Option(help="What a row is.")] = "component",
-    dtype: Annotated[str, typer.Option(help="The type whose bytes are shown; auto is as stored.")] = "auto",
+    dtype: Annotated[
+        str, typer.Option(metavar="TYPE", help="The type whose bytes are shown; auto is as stored.")
+    ] = "auto",
 ) -> None:
     """Count parameters and bytes.
 
@@ -181,7 +185,7 @@ def tokens(
     read: TextOptions,
     out: OutputOptions,
     text: Text = None,
-    decode: Annotated[bool, typer.Option("--decode", help="Print the text that --ids stand for.")] = False,
+    decode: Annotated[bool, typer.Option("--decode", help="Print the text that the ids stand for.")] = False,
 ) -> None:
     """Turn a text into ids, and ids into text.
 
@@ -194,7 +198,7 @@ def tokens(
     out.check()
     model = given.open()
     ids = read_ids(model, text, read.ids, read.batch)
-    out.show(tokens_report(model, ids), model.notes)
+    out.show(tokens_report(model, ids, decode), model.notes)
 
 
 @command

@@ -82,9 +82,14 @@ def came_from(name: str, where: str) -> bool:
 class RunOptions:
     """How it runs."""
 
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps.", rich_help_panel="Run")] = "auto"
+    device: Annotated[
+        str, typer.Option(metavar="DEVICE", help="auto, cpu, cuda, cuda:1, mps.", rich_help_panel="Run")
+    ] = "auto"
     dtype: Annotated[
-        str, typer.Option(help="auto (as stored), f32, bf16, f16, f64, or the long names.", rich_help_panel="Run")
+        str,
+        typer.Option(
+            metavar="TYPE", help="auto (as stored), f32, bf16, f16, f64, or the long names.", rich_help_panel="Run"
+        ),
     ] = "auto"
     # Beyond some thousands, OpenMP ends the process when it can't make another.
     threads: Annotated[

@@ -212,6 +212,9 @@ def _(report: ParamsReport) -> str:
 
 @draw.register
 def _(report: TokensReport, screen: Screen) -> None:
+    if report.text is not None:
+        screen.verbatim("".join(f"{text}\n" for text in report.text))
+        return
     screen.line((f"{report.tokenizer} · {report.size:,} tokens", "dim"))
     for number, tokens in enumerate(report.tokens):
         if len(report.tokens) > 1:
@@ -230,7 +233,7 @@ def _(report: TokensReport, screen: Screen) -> None:
 
 @verdict.register
 def _(report: TokensReport) -> str:
-    return "\n".join(" ".join(str(token.id) for token in tokens) for tokens in report.tokens)
+    return "\n".join(report.text or (" ".join(str(token.id) for token in tokens) for tokens in report.tokens))
 
 
 @draw.register

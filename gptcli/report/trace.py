@@ -164,8 +164,8 @@ def heads_of(wanted: str, spec: Spec) -> list[int]:
 def _counted(option: str, wanted: str, size: int, first: int, letter: str) -> list[int]:
     if wanted == "all":
         return list(range(size))
-    from_zero = re.fullmatch(rf"{letter}(\d+)", wanted, re.IGNORECASE)
-    number = re.fullmatch(r"-?\d+", wanted)
+    from_zero = re.fullmatch(rf"{letter}([0-9]{{1,18}})", wanted, re.IGNORECASE)
+    number = re.fullmatch(r"-?[0-9]{1,18}", wanted)
     if not from_zero and not number:
         raise GptcliError(f"{option} {wanted}: not a number", f"give {first} to {size - 1 + first}, -1 or all")
     index = int(from_zero[1]) if from_zero else int(wanted) - first
@@ -180,7 +180,7 @@ def _counted(option: str, wanted: str, size: int, first: int, letter: str) -> li
 
 def at_head(wanted: str) -> tuple[str, str] | None:
     """`L0H1` as (--layer, --head) that mean the same; None for anything else."""
-    match = re.fullmatch(r"L(\d+)H(\d+)", wanted, re.IGNORECASE)
+    match = re.fullmatch(r"L([0-9]+)H([0-9]+)", wanted, re.IGNORECASE)
     return (f"L{match[1]}", match[2]) if match else None
 
 
