@@ -135,7 +135,9 @@ def read_config(path: Path) -> Config:
         raise GptcliError(f"{path}: holds no mapping", "a config begins with lines such as `vocab_size: 256`", "config")
     try:
         extras = {key: read(raw.pop(key)) for key, read in _EXTRAS.items() if key in raw}
-        config = Config(spec=read_spec({"name": path.stem} | raw), path=path, **extras)
+        # A config.yaml describes the weights beside it, and is called as their folder is.
+        name = path.resolve().parent.name if path.stem == "config" else path.stem
+        config = Config(spec=read_spec({"name": name} | raw), path=path, **extras)
         _check_vocabulary(config)
     except SpecError as error:
         raise SpecError(f"{path}: {error.message}", error.hint, error.code) from None

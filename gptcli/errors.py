@@ -19,5 +19,6 @@ def nearest(word: str, words) -> str:
     """`did you mean "x"?` when one of the words is close to the given one, else an empty string."""
     from difflib import get_close_matches
 
-    close = get_close_matches(str(word), [str(w) for w in words], n=1, cutoff=0.6)
-    return f'did you mean "{close[0]}"?' if close else ""
+    folded = {str(w).casefold(): str(w) for w in words}
+    close = get_close_matches(str(word).casefold(), folded, n=1, cutoff=0.6)
+    return f'did you mean "{folded[close[0]]}"?' if close else ""

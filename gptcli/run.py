@@ -1,5 +1,6 @@
 """One request to one model: ids in, logits out. What forward, topk, score and trace share."""
 
+import re
 import time
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 class Run:
     """A model with the ids to feed it, one list a text. dtype and device as --dtype and --device name them.
 
-    seconds: what the latest forward pass took.
+    added: which ids the tokenizer's rule put there; seconds: what the latest forward pass took.
     """
 
     model: Model
@@ -32,6 +33,7 @@ class Run:
     dtype_name: str = "auto"
     device_name: str = "auto"
     threads: int | None = None
+    added: list[list[bool]] | None = None
     seconds: float = field(default=0.0, init=False)
 
     def __post_init__(self):
@@ -98,7 +100,12 @@ class Run:
         return self.width - len(self.ids[text]) + position
 
     def tokens(self) -> list[list[Token]]:
-        return [[Token.of(id_, self.model.labels) for id_ in ids] for ids in self.ids]
+        """What was fed; the ids that the tokenizer's rule put before the text are marked."""
+        marks = self.added or [[False] * len(ids) for ids in self.ids]
+        labels = self.model.labels
+        return [
+            [Token.of(id_, labels, mark) for id_, mark in zip(ids, marks_of)] for ids, marks_of in zip(self.ids, marks)
+        ]
 
     def facts(self) -> ModelFacts:
         return self.model.facts(str(self.dtype).removeprefix("torch."), str(self.device))
@@ -108,10 +115,9 @@ def positions(wanted: str, length: int) -> list[int]:
     """The positions that `--position` means in a text of that length: `all`, or one from 0, or from -1 backwards."""
     if wanted == "all":
         return list(range(length))
-    try:
-        position = int(wanted)
-    except ValueError:
-        raise GptcliError(f"--position {wanted}: not a number", "give 0, 1, … or -1 for the last, or all") from None
+    if not re.fullmatch(r"-?[0-9]{1,18}", wanted):
+        raise GptcliError(f"--position {wanted}: not a number", "give 0, 1, … or -1 for the last, or all")
+    position = int(wanted)
     if not -length <= position < length:
         raise GptcliError(f"--position {wanted}: beyond the text", f"positions run from 0 to {length - 1}")
     return [position % length]

@@ -45,7 +45,7 @@ class Model:
     """A model that was named, not yet in memory.
 
     source: where it was found (`shipped`, or a path); notes: what a person should know of how it was read; named: False
-    for the worked example that runs when nothing is named.
+    for the worked example that runs when nothing is named; unknown: keys of its config.json that nobody knows.
     """
 
     spec: Spec
@@ -57,6 +57,7 @@ class Model:
     offline: bool = False
     named: bool = True
     notes: list[str] = field(default_factory=list)
+    unknown: tuple[str, ...] = ()
 
     @property
     def shown(self) -> str:
@@ -96,7 +97,12 @@ class Model:
         found = tokens.from_files(self.directory) if self.directory else None
         if found is None and not self.spec.tokenizer:
             raise GptcliError(f"{self.shown} has no tokenizer", "give --ids 12,45,78", "tokenizer")
-        return found or tokens.from_name(self.spec.tokenizer, self.offline)
+        found = found or tokens.from_name(self.spec.tokenizer, self.offline)
+        if found.size != self.spec.vocab_size:
+            beyond = "the rows beyond are padding" if found.size < self.spec.vocab_size else "ids beyond it have no row"
+            known = f"the tokenizer knows {found.size:,} ids and the table has {self.spec.vocab_size:,} rows"
+            self.notes.append(f"{known}: {beyond}")
+        return found
 
     @cached_property
     def labels(self) -> "Tokenizer | None":
@@ -132,13 +138,17 @@ class Model:
         if self.kind == "hand-written":
             from gptcli.model.written import written_weights
 
-            tensors = written_weights(self.layout, self.config.weights, dtype)
+            try:
+                tensors = written_weights(self.layout, self.config.weights, dtype)
+            except GptcliError as error:
+                raise GptcliError(f"{self.config.path}: {error.message}", error.hint, error.code) from None
             return Weights.of(self.layout, {name: tensor.to(device) for name, tensor in tensors.items()})
         if self.kind == "random":
             from gptcli.model.device import check_room
             from gptcli.model.init import random_weights
 
-            check_room(count.total(self.layout) * dtype.itemsize, device, f"{self.shown}, random weights in {dtype}")
+            what = f"{self.shown}, random weights in {str(dtype).removeprefix('torch.')}"
+            check_room(count.total(self.layout) * dtype.itemsize, device, what)
             return Weights.of(self.layout, random_weights(self.spec, self.layout, self.seed, dtype, device))
         from gptcli.model.load import settle_tie, stored_weights
 
@@ -159,10 +169,12 @@ def open_model(
     offline: bool = False,
     revision: str | None = None,
     config_only: bool = False,
+    strict: bool = False,
 ) -> Model:
     """Opens what --model and --config name; the worked example when neither is given. Raises GptcliError.
 
-    revision: of a Hub name; config_only: of a Hub name only the config is fetched, for who wants no weights.
+    revision: of a Hub name; config_only: of a Hub name only the config is fetched, for who wants no weights; strict:
+    refuses a config.json with keys that nobody knows.
     """
     if revision is not None and (model is None or _local(model) is not None):
         raise GptcliError(f"--revision {revision}", "only a name on the Hub has revisions", "file")
@@ -174,13 +186,18 @@ def open_model(
     else:
         if path.is_dir() or path.suffix in READERS:
             opened = _from_checkpoint(path, config)
-        elif path.suffix in (".yaml", ".yml") and config is None:
+        elif path.suffix in (".yaml", ".yml"):
+            if config is not None:
+                raise GptcliError(f"two configs: -m {model} and -c {config}", "name one")
             opened = _from_config(path)
         else:
             known = ", ".join(READERS)
             raise GptcliError(f"{model}: not a model", f"give a directory, a file ({known}) or a .yaml config", "file")
         if model in shipped.samples() and not Path(model).exists():
             opened.source = "shipped sample"
+    if strict and opened.unknown:
+        keys = ", ".join(opened.unknown)
+        raise GptcliError(f"{opened.shown}: unknown keys in its config: {keys}", "--strict refuses them", "strict")
     opened.seed, opened.offline = seed, offline
     return opened
 
@@ -219,7 +236,7 @@ def _described_only(directory: Path, name: str) -> Model:
     path = directory / "config.json"
     raw = read_json(path)
     found = _resolved(raw, family_of(raw, str(path)), name, str(path))
-    return Model(spec=found.spec, source=str(path), directory=directory, notes=list(found.notes))
+    return Model(spec=found.spec, source=str(path), directory=directory, notes=list(found.notes), unknown=found.unknown)
 
 
 def _from_config(path: Path) -> Model:
@@ -252,6 +269,7 @@ def _from_checkpoint(path: Path, config: str | None, name: str | None = None) ->
         directory=directory,
         checkpoint=Checkpoint(path=path, infos=infos, binding=binding),
         notes=notes,
+        unknown=described.unknown,
     )
 
 
@@ -260,6 +278,7 @@ class _Description(NamedTuple):
     family: "Family"
     config: Config | None = None
     notes: tuple[str, ...] = ()
+    unknown: tuple[str, ...] = ()
 
 
 def _described(
@@ -308,4 +327,4 @@ def _resolved(raw: dict, family: "Family", name: str, where: str, notes: tuple[s
     resolved = resolve(raw, family, name, where)
     if resolved.unknown:
         notes = (*notes, f"{where}: unknown keys, not used: {', '.join(resolved.unknown)}")
-    return _Description(resolved.spec, family, None, notes)
+    return _Description(resolved.spec, family, None, notes, resolved.unknown)

@@ -65,7 +65,7 @@ def _inside(spec: Spec) -> Iterator[str]:
     """The points of one layer, in order of birth."""
     placement, a = spec.norm.placement, spec.attention
     before, output, post = placement in ("pre", "sandwich"), placement in ("output", "sandwich"), placement == "post"
-    normed = ("attn.q_norm", "attn.k_norm") if a.qk_norm in ("head", "each") else ()
+    normed = ("attn.q_norm", "attn.k_norm") if a.qk_norm != "none" else ()
     turned = ("attn.q_rot", "attn.k_rot") if isinstance(spec.position, Rope) else ()
     yield "resid_pre"
     yield from ("attn_norm",) * before

@@ -24,7 +24,7 @@ def test_opening_loads_no_torch():
 
 def test_the_worked_example():
     m, cats = gptcli.open(), GOLDEN["cats"]
-    assert m.spec.hidden_size == 4 and len(m.layout) == 21
+    assert m.spec.hidden_size == 4 and len(m.layout) == 19
     assert m.tokens.encode("Cats sit on") == [12, 45, 78]
     expected = torch.tensor(cats["logits at ids 90,91,92 for each position"])
     torch.testing.assert_close(m.logits("Cats sit on")[:, 90:93], expected, rtol=0, atol=1e-6)
@@ -55,6 +55,6 @@ def test_errors_are_those_of_the_command_line():
         try:
             ask()
         except GptcliError as error:
-            assert error.hint
+            assert error.message
         else:
             raise AssertionError("no error")

@@ -299,6 +299,14 @@ def test_ids_in_every_form(folder):
     assert done("forward", "--ids", "12,45,78").out == done("forward").out
 
 
+def test_decode_prints_the_text_that_ids_stand_for():
+    assert done("tokens", "--ids", "[[12, 45, 78], [90]]", "--decode").out == "Cats sit on\nmats\n"
+    ids = ",".join(map(str, ids_of("-m", "tiny-gpt2", "The cat, é")[0]))
+    words = ["tokens", "-m", "tiny-gpt2", "--ids", ids, "--decode"]
+    assert done(*words).out == done(*words, "-q").out == "The cat, é\n"
+    assert done(*words, "--json").json["text"] == ["The cat, é"] and done("tokens", "--json").json["text"] is None
+
+
 # The next token
 
 

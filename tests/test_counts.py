@@ -145,9 +145,9 @@ def test_a_window_bounds_the_cache_and_the_pairs():
     """By hand: 5 tokens, a window of 3: 3 are kept, and the queries see 1 + 2 + 3 + 3 + 3 keys."""
     spec = replace(GPT2, attention=replace(GPT2.attention, window=3))
     assert count.kv_cache_bytes(spec, 5, 1) == count.kv_cache_bytes(GPT2, 3, 1)
-    assert count.visible_pairs(spec, 5) == 12
-    assert count.visible_pairs(spec, 2) == 3
-    assert count.visible_pairs(replace(GPT2, attention=replace(GPT2.attention, causal=False)), 5) == 25
+    assert count.visible_pairs(spec.attention, 5) == 12
+    assert count.visible_pairs(spec.attention, 2) == 3
+    assert count.visible_pairs(replace(GPT2.attention, causal=False), 5) == 25
 
 
 def test_flops_of_the_toy_by_hand():
@@ -189,7 +189,7 @@ class Reference(nn.Module):
             nn.Linear(hidden, a.n_kv_heads * a.head_dim, bias=a.bias),
             nn.Linear(a.n_heads * a.head_dim, hidden, bias=a.o_bias),
         ]
-        if a.qk_norm:
+        if a.qk_norm == "head":
             parts += [self.norm(spec, a.head_dim), self.norm(spec, a.head_dim)]
         if isinstance(mlp, Dense):
             parts += [nn.Linear(hidden, mlp.size, bias=mlp.bias) for _ in range(1 + mlp.gated)]
@@ -217,7 +217,7 @@ def specs(draw):
         head_dim=2 * draw(size),
         bias=draw(yes),
         o_bias=draw(yes),
-        qk_norm=not isinstance(norm, NoNorm) and draw(yes),
+        qk_norm="none" if isinstance(norm, NoNorm) else draw(st.sampled_from(["none", "head"])),
     )
     dense = st.builds(Dense, size=size, activation=st.just("silu"), gated=yes, bias=yes)
     return Spec(

@@ -353,7 +353,7 @@ def test_scale_comes_before_positions_are_added():
 
 
 def seen_by_hand(queries, keys, present, causal: bool, window: int | None) -> torch.Tensor:
-    """[B, 1, T, S]: a query sees a key that is a token, not later than itself (causal), and less than `window` ago."""
+    """[B, 1, T, S]: a query sees a key that is a token, not later than itself (causal), and less than `window` away."""
     batch = max(len(queries), len(keys), 1 if present is None else len(present))
     mask = torch.zeros(batch, 1, queries.shape[1], keys.shape[1], dtype=torch.bool)
     for b in range(batch):
@@ -362,7 +362,7 @@ def seen_by_hand(queries, keys, present, causal: bool, window: int | None) -> to
             for s, key in enumerate(of):
                 token = present is None or bool(present[b, s])
                 ordered = not causal or key <= query
-                near = window is None or query - key < window
+                near = window is None or abs(query - key) < window
                 mask[b, 0, t, s] = token and ordered and near
     return mask
 

@@ -89,6 +89,8 @@ def values(kind):
         return st.one_of(*(st.none() if a is NoneType else values(a) for a in args))
     if origin is Literal:
         return st.sampled_from(args)
+    if origin is tuple:
+        return st.lists(values(args[0]), min_size=1, max_size=3).map(tuple)
     if dataclasses.is_dataclass(kind):
         return parts(kind)
     return {
@@ -128,7 +130,8 @@ def test_any_spec_survives_a_round_trip(spec):
 
 def test_to_dict_states_every_value_and_every_kind():
     raw = to_dict(read_spec(RAW))
-    assert raw["position"] == {"kind": "rope", "theta": 10000.0, "pairs": "halves", "scaling": {"kind": "none"}}
+    rope = {"kind": "rope", "theta": 10000.0, "pairs": "halves", "rotary_dim": None, "direction": "forward"}
+    assert raw["position"] == rope | {"scaling": {"kind": "none"}}
     assert raw["norm"] == raw["norm"] | {"kind": "rmsnorm", "eps": 1e-6, "offset": 0.0, "placement": "pre"}
     assert raw["attention"]["scale"] is None and raw["attention"]["head_dim"] == 6
 

@@ -19,7 +19,7 @@ class Bound(NamedTuple):
     """Where a parameter's data lies in a stored tensor.
 
     Take `item` of the first axis (None: the whole), transpose, then cut the rows. fused says how several parts share
-    them: `blocks` (rows start to stop), `heads` (in every group of parts · head_dim rows, the part-th head_dim of them),
+    them: `blocks` (rows start to stop), `heads` (in every parts · group rows, the part-th group of them),
     or `turns` (every parts-th row from the part-th on).
     """
 
@@ -31,7 +31,7 @@ class Bound(NamedTuple):
     stop: int
     part: int
     parts: int
-    head_dim: int
+    group: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,7 +148,9 @@ class _Names:
             shape = (self.siblings[_template(param.name, keep_layer=True)[0]], *shape)
         ending = dict(zip(("weight", "bias", ""), (*stored.leaves, "")))[leaf]
         name = ("" if stored.outside else prefix) + _filled(stored.name, numbers) + ending
-        return Bound(name, item, transposed, stored.fused, start, start + sizes[part], part, len(sizes), param.head_dim), shape
+        return Bound(
+            name, item, transposed, stored.fused, start, start + sizes[part], part, len(sizes), param.head_dim
+        ), shape
 
 
 def _template(name: str, keep_layer: bool = False) -> tuple[str, dict[str, str]]:

@@ -109,17 +109,30 @@ def unwrapped(infos: dict[str, TensorInfo]) -> tuple[dict[str, TensorInfo], tupl
     return found, tuple(taken)
 
 
+class _Twice(ValueError):
+    """A key that stands twice: the first value would be dropped without a word."""
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    table = dict(pairs)
+    if len(table) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise _Twice(f"the key {next(name for name in names if names.count(name) > 1)!r} stands twice")
+    return table
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON file's table. Raises GptcliError with the line and the column of a fault."""
     try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
+        raw = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_once)
     except OSError as error:
         raise GptcliError(f"{path}: {error.strerror}", "give a readable file", "file") from None
     except json.JSONDecodeError as error:
         where = f"{path}, line {error.lineno}, column {error.colno}"
         raise GptcliError(f"{where}: {error.msg}", "mend the JSON", "json") from None
-    except (ValueError, RecursionError):
-        raise GptcliError(f"{path}: not JSON", "mend the file", "json") from None
+    except (ValueError, RecursionError) as error:
+        reason = str(error) if isinstance(error, _Twice) else "not JSON"
+        raise GptcliError(f"{path}: {reason}", "mend the file", "json") from None
     if not isinstance(raw, dict):
         raise GptcliError(f"{path}: holds no table of settings", "give a checkpoint's own file", "json")
     return raw

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 import typer
 
 from gptcli.cli.options import ModelOptions, OutputOptions, RunOptions, TextOptions, came_from, command
-from gptcli.cli.text import read_ids
+from gptcli.cli.text import Fed, read_ids
 from gptcli.errors import GptcliError
 
 Text = Annotated[
@@ -23,14 +23,14 @@ def _asked(model, words: list[str] | None) -> tuple[str, ...]:
     return (*preset, *(words or ()))
 
 
-def _run(model, options: RunOptions, ids: list[list[int]]):
+def _run(model, options: RunOptions, fed: Fed):
     from gptcli.run import Run
 
-    return Run(model, ids, options.dtype, options.device, options.threads)
+    return Run(model, fed.ids, options.dtype, options.device, options.threads, fed.added)
 
 
-def _count(ids: list[list[int]]) -> int:
-    return sum(map(len, ids))
+def _count(fed: Fed) -> int:
+    return sum(map(len, fed.ids))
 
 
 @command
@@ -54,15 +54,15 @@ def forward(
 
     out.check(".safetensors", ".npy")
     model = given.open()
-    ids = read_ids(model, text, read.ids, read.batch)
-    run = _run(model, how, ids)
+    fed = read_ids(model, text, read)
+    run = _run(model, how, fed)
     report, logits = forward_report(run, k, _asked(model, token), stages)
     for path in out.output or ():
         if path.suffix != ".json":
             from gptcli.render.files import write_logits
 
             write_logits(path, logits, run.inputs("all").ids)
-    out.show(report, model.notes, run.seconds, _count(ids))
+    out.show(report, model.notes, run.seconds, _count(fed))
 
 
 @command
@@ -74,8 +74,10 @@ def topk(
     text: Text = None,
     k: Annotated[int, typer.Option("--top-k", "-k", metavar="N", min=1, help="How many.")] = 10,
     token: Words = None,
-    position: Annotated[str, typer.Option(help="After this position, from 0; -1 is the last; all.")] = "-1",
-    temperature: Annotated[float, typer.Option(help="Divides the logits before the softmax.")] = 1.0,
+    position: Annotated[
+        str, typer.Option(metavar="POSITION", help="After this position, from 0; -1 is the last; all.")
+    ] = "-1",
+    temperature: Annotated[float, typer.Option(metavar="T", help="Divides the logits before the softmax.")] = 1.0,
 ) -> None:
     """Rank the next tokens.
 
@@ -87,10 +89,10 @@ def topk(
 
     out.check()
     model = given.open()
-    ids = read_ids(model, text, read.ids, read.batch)
-    run = _run(model, how, ids)
+    fed = read_ids(model, text, read)
+    run = _run(model, how, fed)
     report = topk_report(run, k, _asked(model, token), position, temperature)
-    out.show(report, model.notes, run.seconds, _count(ids))
+    out.show(report, model.notes, run.seconds, _count(fed))
 
 
 @command
@@ -103,9 +105,9 @@ def score(given: ModelOptions, how: RunOptions, read: TextOptions, out: OutputOp
 
     out.check()
     model = given.open()
-    ids = read_ids(model, text, read.ids, read.batch)
-    run = _run(model, how, ids)
-    out.show(score_report(run), model.notes, run.seconds, _count(ids))
+    fed = read_ids(model, text, read)
+    run = _run(model, how, fed)
+    out.show(score_report(run), model.notes, run.seconds, _count(fed))
 
 
 @command
@@ -115,9 +117,9 @@ def trace(
     read: TextOptions,
     out: OutputOptions,
     text: Text = None,
-    layer: Annotated[str, typer.Option(help="1 to N; L0 counts from 0; -1 is the last; all.")] = "1",
-    head: Annotated[str, typer.Option(help="0 to H-1; -1 is the last; all.")] = "0",
-    position: Annotated[str, typer.Option(help="The query, from 0; -1 is the last; all.")] = "-1",
+    layer: Annotated[str, typer.Option(metavar="LAYER", help="1 to N; L0 counts from 0; -1 is the last; all.")] = "1",
+    head: Annotated[str, typer.Option(metavar="HEAD", help="0 to H-1; -1 is the last; all.")] = "0",
+    position: Annotated[str, typer.Option(metavar="POSITION", help="The query, from 0; -1 is the last; all.")] = "-1",
     at: Annotated[
         str | None, typer.Option("--at", metavar="PATH|L0H0", help="One activation; or a head, both from 0.")
     ] = None,
@@ -140,8 +142,8 @@ def trace(
     if len(chosen) > 1:
         raise GptcliError(f"{chosen[0]} and {chosen[1]}", "each says what to show: give one")
     model = given.open()
-    ids = read_ids(model, text, read.ids, read.batch)
-    run = _run(model, how, ids)
+    fed = read_ids(model, text, read)
+    run = _run(model, how, fed)
     if list_:
         out.show(walk.points_report(run), model.notes)
         return
@@ -151,7 +153,7 @@ def trace(
         layer, head = of_head or (layer, head)
         layers, heads = walk.layers_of(layer, model.spec), walk.heads_of(head, model.spec)
         report = walk.trace_report(run, layers, heads, position)
-    out.show(report, model.notes, run.seconds, _count(ids))
+    out.show(report, model.notes, run.seconds, _count(fed))
 
 
 @command
@@ -160,7 +162,9 @@ def params(
     out: OutputOptions,
     source: Source = None,
     by: Annotated[Literal["component", "layer", "tensor"], typer.Option(help="What a row is.")] = "component",
-    dtype: Annotated[str, typer.Option(help="The type whose bytes are shown; auto is as stored.")] = "auto",
+    dtype: Annotated[
+        str, typer.Option(metavar="TYPE", help="The type whose bytes are shown; auto is as stored.")
+    ] = "auto",
 ) -> None:
     """Count parameters and bytes.
 
@@ -171,7 +175,7 @@ def params(
     from gptcli.report.params import params_report
 
     out.check()
-    model = given.open(source)
+    model = given.open(source, config_only=True)
     out.show(params_report(model, by, dtype, out.full), model.notes)
 
 
@@ -181,7 +185,7 @@ def tokens(
     read: TextOptions,
     out: OutputOptions,
     text: Text = None,
-    decode: Annotated[bool, typer.Option("--decode", help="Print the text that --ids stand for.")] = False,
+    decode: Annotated[bool, typer.Option("--decode", help="Print the text that the ids stand for.")] = False,
 ) -> None:
     """Turn a text into ids, and ids into text.
 
@@ -193,8 +197,8 @@ def tokens(
 
     out.check()
     model = given.open()
-    ids = read_ids(model, text, read.ids, read.batch)
-    out.show(tokens_report(model, ids), model.notes)
+    fed = read_ids(model, text, read)
+    out.show(tokens_report(model, fed.ids, decode, fed.added), model.notes)
 
 
 @command

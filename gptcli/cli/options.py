@@ -23,7 +23,7 @@ class ModelOptions:
         str | None,
         typer.Option(
             "--model", "-m", metavar="SOURCE", envvar="GPTCLI_MODEL", show_envvar=True,
-            help="A directory, a file, a shipped sample or a shipped config.", rich_help_panel="Model",
+            help="A directory, a file, a shipped sample or config, a name on the Hub.", rich_help_panel="Model",
         ),
     ] = None  # fmt: skip
     config: Annotated[
@@ -34,15 +34,26 @@ class ModelOptions:
         ),
     ] = None  # fmt: skip
     seed: Annotated[int, typer.Option(metavar="N", help="Seed of random weights.", min=0, rich_help_panel="Model")] = 0
+    revision: Annotated[
+        str | None, typer.Option(metavar="REV", help="Of a name on the Hub.", rich_help_panel="Model")
+    ] = None
     offline: Annotated[bool, typer.Option("--offline", help="Never touch the network.", rich_help_panel="Model")] = (
         False
     )
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Refuse a config with unknown keys.", rich_help_panel="Model")
+    ] = False
 
-    def open(self, positional: str | None = None, configs_first: bool = False) -> Model:
+    def open(self, positional: str | None = None, configs_first: bool = False, config_only: bool = False) -> Model:
         """The model named by an option, by the argument of a command that takes no text, or by GPTCLI_MODEL.
 
-        configs_first: the argument names a shipped config before it names a shipped sample.
+        configs_first: the argument names a shipped config before it names a shipped sample; config_only: of a name on
+        the Hub nothing but the config is wanted.
         """
+
+        def opened(model: str | None, config: str | None) -> Model:
+            return open_model(model, config, self.seed, self.offline, self.revision, config_only, self.strict)
+
         from_environment = came_from("model", "ENVIRONMENT")
         for said, name in (("MODEL", positional), ("-m", self.model), ("-c", self.config)):
             if name is not None and not name.strip():  # most often a shell variable that isn't set
@@ -51,12 +62,12 @@ class ModelOptions:
             if self.model is not None and not from_environment:
                 raise GptcliError(f"two models: {positional} and -m {self.model}", "name one")
             if configs_first and self.config is None and positional.removesuffix(".yaml") in shipped.configs():
-                return open_model(None, positional, self.seed, self.offline)
-            return open_model(positional, self.config, self.seed, self.offline)
+                return opened(None, positional)
+            return opened(positional, self.config)
         if from_environment and self.config is not None:
-            return open_model(None, self.config, self.seed, self.offline)
+            return opened(None, self.config)
         try:
-            return open_model(self.model, self.config, self.seed, self.offline)
+            return opened(self.model, self.config)
         except GptcliError as error:
             said = " (named by GPTCLI_MODEL)" if from_environment else ""
             raise GptcliError(error.message + said, error.hint, error.code) from None
@@ -82,9 +93,14 @@ def came_from(name: str, where: str) -> bool:
 class RunOptions:
     """How it runs."""
 
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps.", rich_help_panel="Run")] = "auto"
+    device: Annotated[
+        str, typer.Option(metavar="DEVICE", help="auto, cpu, cuda, cuda:1, mps.", rich_help_panel="Run")
+    ] = "auto"
     dtype: Annotated[
-        str, typer.Option(help="auto (as stored), f32, bf16, f16, f64, or the long names.", rich_help_panel="Run")
+        str,
+        typer.Option(
+            metavar="TYPE", help="auto (as stored), f32, bf16, f16, f64, or the long names.", rich_help_panel="Run"
+        ),
     ] = "auto"
     # Beyond some thousands, OpenMP ends the process when it can't make another.
     threads: Annotated[
@@ -102,6 +118,18 @@ class TextOptions:
     ] = None
     batch: Annotated[
         bool, typer.Option("--batch", help="Each argument, or each line of `-`, is a text.", rich_help_panel="Text")
+    ] = False
+    bos: Annotated[
+        bool | None,
+        typer.Option(
+            "--bos/--no-bos", help="Begin with BOS or don't; by default as the model.", rich_help_panel="Text"
+        ),
+    ] = None
+    special: Annotated[
+        bool, typer.Option("--special", help="`<|endoftext|>` in the text is that token.", rich_help_panel="Text")
+    ] = False
+    chat: Annotated[
+        bool, typer.Option("--chat", help="The text is a user's message in a chat.", rich_help_panel="Text")
     ] = False
 
 

@@ -7,34 +7,62 @@ import select
 import stat
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 from gptcli import shipped
 from gptcli.errors import GptcliError
 from gptcli.source import Model
 
+if TYPE_CHECKING:
+    from gptcli.cli.options import TextOptions
+    from gptcli.tokens import Encoded
 
-def read_ids(model: Model, words: list[str] | None, ids: str | None, batch: bool) -> list[list[int]]:
-    """The ids to feed, one list a text. Raises GptcliError where nothing was given, or twice, or not understood."""
+
+class Fed(NamedTuple):
+    """The ids to feed, one list a text, and which of them the tokenizer's rule added (None: ids were given)."""
+
+    ids: list[list[int]]
+    added: list[list[bool]] | None = None
+
+
+def read_ids(model: Model, words: list[str] | None, read: "TextOptions") -> Fed:
+    """What to feed. Raises GptcliError where nothing was given, or twice, or not understood."""
     words = words or []
-    if ids is not None:
+    if read.ids is not None:
         if words:
             raise GptcliError("a text and --ids", "give one of them")
-        return parse_ids(ids)
+        shaping = [name for name, said in (("--chat", read.chat), ("--special", read.special)) if said]
+        if shaping or read.bos is not None:
+            raise GptcliError(f"{(shaping or ['--bos'])[0]} and --ids", "ids are fed as they are")
+        return Fed(parse_ids(read.ids))
     if words:
         _refuse_a_model(words[0])
-        texts = _texts(words, batch)
+        texts = _texts(words, read.batch)
     elif _unread_input():
         raise GptcliError("standard input holds a text, but nothing said to read it", "write - in the text's place")
     elif model.config is not None and model.config.prompt is not None:
         texts = [model.config.prompt]
     else:
         raise GptcliError("no text and no --ids", 'give a text, such as "The cat sat on the"')
-    encoded = [model.tokenizer.encode(text) for text in texts]
+    encoded = [_encoded(model, text, read) for text in texts]
     for text, found in enumerate(encoded):
-        if not found:
+        if all(found.added):
             which = f"text {text} is empty" if len(encoded) > 1 else "the text is empty"
             raise GptcliError(which, "give a text of at least one token", "empty")
-    return encoded
+    return Fed([found.ids for found in encoded], [found.added for found in encoded])
+
+
+def _encoded(model: Model, text: str, read: "TextOptions") -> "Encoded":
+    from gptcli.tokens import Rule
+
+    if not read.chat:
+        return model.tokenizer.marked(text, Rule(read.bos, read.special))
+    from gptcli.tokens.chat import chat_text
+
+    if model.directory is None:
+        raise GptcliError("--chat: this model has no chat template", "name a checkpoint's directory by -m", "chat")
+    # The template writes the special tokens itself, its BOS among them.
+    return model.tokenizer.marked(chat_text(model.directory, text), Rule(bos=read.bos or False, special=True))
 
 
 def _texts(words: list[str], batch: bool) -> list[str]:

@@ -82,18 +82,19 @@ FIXED = {"is_causal": (True,), "per_layer_config": ({},)}
 # Keys that change nothing in a forward pass: training, generation, bookkeeping.
 IRRELEVANT = frozenset(
     """
-    _attn_implementation _commit_hash _name_or_path architectures attention_dropout attn_pdrop
-    auto_map bad_words_ids begin_suppress_tokens bos_token_id cache_implementation chunk_size_feed_forward
-    classifier_dropout cross_attention_hidden_size decoder_start_token_id diversity_penalty do_sample dtype early_stopping embd_pdrop
-    encoder_no_repeat_ngram_size eos_token_id exponential_decay_length_penalty finetuning_task forced_bos_token_id
-    forced_eos_token_id gradient_checkpointing hidden_dropout id2label initializer_range is_decoder is_encoder_decoder
-    keys_to_ignore_at_inference label2id length_penalty max_length min_length model_type n_ctx no_repeat_ngram_size
-    num_beam_groups num_beams num_return_sequences output_attentions output_hidden_states output_past output_scores
-    pad_token_id prefix pretraining_tp problem_type pruned_heads remove_invalid_values reorder_and_upcast_attn
-    repetition_penalty resid_pdrop return_dict return_dict_in_generate sep_token_id summary_activation
-    summary_first_dropout summary_proj_to_labels summary_type summary_use_proj suppress_tokens task_specific_params
-    temperature tf_legacy_loss tie_encoder_decoder tokenizer_class top_k top_p torch_dtype torchscript
-    transformers_version typical_p unk_token_id use_bfloat16 use_cache
+    _attn_implementation _commit_hash _name_or_path architectures attention_dropout attn_pdrop auto_map
+    bad_words_ids begin_suppress_tokens bos_token_id cache_implementation chunk_size_feed_forward
+    classifier_dropout cross_attention_hidden_size decoder_start_token_id diversity_penalty do_sample dtype
+    early_stopping embd_pdrop encoder_no_repeat_ngram_size eos_token_id exponential_decay_length_penalty
+    finetuning_task forced_bos_token_id forced_eos_token_id gradient_checkpointing hidden_dropout id2label
+    initializer_range is_decoder is_encoder_decoder keys_to_ignore_at_inference label2id length_penalty
+    max_length min_length model_type n_ctx no_repeat_ngram_size num_beam_groups num_beams num_return_sequences
+    output_attentions output_hidden_states output_past output_scores pad_token_id prefix pretraining_tp
+    problem_type pruned_heads remove_invalid_values reorder_and_upcast_attn repetition_penalty resid_pdrop
+    return_dict return_dict_in_generate sep_token_id summary_activation summary_first_dropout
+    summary_proj_to_labels summary_type summary_use_proj suppress_tokens task_specific_params temperature
+    tf_legacy_loss tie_encoder_decoder tokenizer_class top_k top_p torch_dtype torchscript transformers_version
+    typical_p unk_token_id use_bfloat16 use_cache
     """.split()
 )
 

@@ -76,8 +76,6 @@ def attention(
     """
     part = spec.attention
     q, k, v = linear(x, w, "q"), linear(memory, w, "k"), linear(memory, w, "v")  # [B, T, H·D], [B, S, G·D] twice
-    if part.qk_norm == "whole":
-        q, k = norm(q, w, "q_norm", spec), norm(k, w, "k_norm", spec)
     q = probe("q", split_heads(q, part.n_heads))
     k = probe("k", split_heads(k, part.n_kv_heads))
     v = probe("v", split_heads(v, part.n_kv_heads))
@@ -100,13 +98,17 @@ def attention(
 
 
 def norm_heads(x: Tensor, name: str, w: Weights, spec: Spec, probe: Silent) -> Tensor:
-    """q or k [B, H, T, D] normed head by head, where this architecture does so."""
-    kind = spec.attention.qk_norm
-    if kind == "head":
-        return probe(name, norm(x, w, name, spec))
-    if kind == "each":
-        return probe(name, torch.stack([norm(h, w, f"{name}.{i}", spec) for i, h in enumerate(x.unbind(1))], 1))
-    return x
+    """q or k [B, H, T, D] normed where this architecture does so: head by head, or all heads together."""
+    match spec.attention.qk_norm:
+        case "none":
+            return x
+        case "head":
+            x = norm(x, w, name, spec)
+        case "each":
+            x = torch.stack([norm(head, w, f"{name}.{i}", spec) for i, head in enumerate(x.unbind(1))], 1)
+        case "whole":
+            x = split_heads(norm(merge_heads(x), w, name, spec), x.shape[1])
+    return probe(name, x)
 
 
 def split_heads(x: Tensor, heads: int) -> Tensor:

@@ -107,14 +107,16 @@ def layer(
     r = probe("resid_mid", add(x, out, "attn", w, spec, probe))
     if isinstance(spec.mlp, NoMLP):
         return probe("resid_post", r)
-    h = h[:, rows] if spec.residual == "parallel_shared" else read(beside(x, r, spec), "mlp_norm", w, spec, probe)
+    h = mlp_reads(x, h[:, rows], r, w, spec, probe)
     out = mlp(h, w.at("mlp"), spec.mlp, probe.at("mlp"))
     return probe("resid_post", add(r, out, "mlp", w, spec, probe))
 
 
-def beside(x: Tensor, r: Tensor, spec: Spec) -> Tensor:
-    """What the MLP reads: what the attention left, or in parallel what the attention read."""
-    return r if spec.residual == "sequential" else x
+def mlp_reads(x: Tensor, h: Tensor, r: Tensor, w: Weights, spec: Spec, probe: Silent) -> Tensor:
+    """What the attention left (r), or in parallel what it read: x by a norm of its own, or h, which it had normed."""
+    if spec.residual == "parallel_shared":
+        return h
+    return read(r if spec.residual == "sequential" else x, "mlp_norm", w, spec, probe)
 
 
 def read(x: Tensor, name: str, w: Weights, spec: Spec, probe: Silent) -> Tensor:

@@ -26,11 +26,12 @@ def stored_weights(
 
     def read(stored: str) -> Tensor:
         info = infos[stored]
+        name = info.key or stored
         if info.file.suffix != ".safetensors":
-            return load_pickle(info.file).tensors[info.key]
+            return load_pickle(info.file).tensors[name]
         if info.file not in files:
             files[info.file] = safe_open(info.file, framework="pt")
-        return files[info.file].get_tensor(info.key)
+        return files[info.file].get_tensor(name)
 
     def maker(bound: Bound) -> Callable[[], Tensor]:
         return lambda: cut(read(bound.stored), bound).to(device, dtype)
@@ -43,7 +44,7 @@ def cut(tensor: Tensor, bound: Bound) -> Tensor:
     tensor = tensor if bound.item is None else tensor[bound.item]
     tensor = tensor.T if bound.transposed else tensor
     if bound.fused == "heads":
-        grouped = tensor.unflatten(0, (-1, bound.parts, bound.head_dim))  # [H · parts · D, …] → [H, parts, D, …]
+        grouped = tensor.unflatten(0, (-1, bound.parts, bound.group))  # [H · parts · D, …] → [H, parts, D, …]
         return grouped[:, bound.part].flatten(0, 1)  # → [H · D, …]
     return tensor[bound.part :: bound.parts] if bound.fused == "turns" else tensor[bound.start : bound.stop]
 

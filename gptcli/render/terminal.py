@@ -42,7 +42,13 @@ def fed(screen: Screen, tokens: list[list[Token]]) -> None:
     for text, ids in enumerate(tokens):
         label = "tokens" if len(tokens) == 1 else f"text {text}"
         shown = [
-            [(f"{position} ", "dim"), (token.token, "cyan"), " " if token.token else "", str(token.id)]
+            [
+                (f"{position} ", "dim"),
+                (token.token, "cyan"),
+                " " if token.token else "",
+                str(token.id),
+                (" added" if token.added else "", "dim"),
+            ]
             for position, token in enumerate(ids)
         ]
         if len(shown) > 24 and not screen.full:
@@ -212,6 +218,9 @@ def _(report: ParamsReport) -> str:
 
 @draw.register
 def _(report: TokensReport, screen: Screen) -> None:
+    if report.text is not None:
+        screen.verbatim("".join(f"{text}\n" for text in report.text))
+        return
     screen.line((f"{report.tokenizer} · {report.size:,} tokens", "dim"))
     for number, tokens in enumerate(report.tokens):
         if len(report.tokens) > 1:
@@ -220,7 +229,9 @@ def _(report: TokensReport, screen: Screen) -> None:
             [
                 str(position),
                 str(token.id),
-                (token.token, "cyan") if token.bytes is not None else ("no token has this id", "dim"),
+                (token.token + " (added)" * token.added, "cyan")
+                if token.bytes is not None
+                else ("no token has this id", "dim"),
                 " ".join(f"{byte:02x}" for byte in token.bytes or ()),
             ]
             for position, token in enumerate(tokens)
@@ -230,7 +241,7 @@ def _(report: TokensReport, screen: Screen) -> None:
 
 @verdict.register
 def _(report: TokensReport) -> str:
-    return "\n".join(" ".join(str(token.id) for token in tokens) for tokens in report.tokens)
+    return "\n".join(report.text or (" ".join(str(token.id) for token in tokens) for tokens in report.tokens))
 
 
 @draw.register

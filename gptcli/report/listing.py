@@ -5,6 +5,7 @@ from typing import Any
 
 from gptcli import count, shipped
 from gptcli.config import read_config
+from gptcli.errors import GptcliError
 from gptcli.report import Report
 from gptcli.source import Model
 from gptcli.spec import to_dict
@@ -13,12 +14,13 @@ from gptcli.tokens import Token
 
 @dataclass(kw_only=True)
 class TokensReport(Report):
-    """texts: each text's tokens; text: what the ids decode to (UTF-8, bytes that are no text escaped)."""
+    """tokens: each text's; text: what they decode to (UTF-8, bytes that are no text escaped), if that was asked for."""
 
     schema = "gptcli.tokens/1"
     tokenizer: str
     size: int
     tokens: list[list[Token]]
+    text: list[str] | None
 
 
 @dataclass(kw_only=True)
@@ -47,10 +49,19 @@ class ListReport(Report):
     shipped: list[Shipped]
 
 
-def tokens_report(model: Model, ids: list[list[int]]) -> TokensReport:
+def tokens_report(
+    model: Model, ids: list[list[int]], decode: bool = False, added: list[list[bool]] | None = None
+) -> TokensReport:
+    """Raises GptcliError for an id to decode that stands for no token."""
     tokenizer = model.tokenizer
-    tokens = [[Token.of(id_, tokenizer) for id_ in text] for text in ids]
-    return TokensReport(tokenizer=tokenizer.name, size=tokenizer.size, tokens=tokens)
+    marks = added or [[False] * len(text) for text in ids]
+    tokens = [[Token.of(id_, tokenizer, mark) for id_, mark in zip(*text)] for text in zip(ids, marks)]
+    unknown = [token.id for text in tokens for token in text if token.bytes is None]
+    if decode and unknown:
+        raise GptcliError(f"id {unknown[0]} is no token of {tokenizer.name}", "leave --decode out to see the others")
+    pieces = ([bytes(token.bytes) for token in text] for text in tokens) if decode else ()
+    texts = [tokenizer.between.join(text).decode("utf-8", "backslashreplace") for text in pieces]
+    return TokensReport(tokenizer=tokenizer.name, size=tokenizer.size, tokens=tokens, text=texts if decode else None)
 
 
 def config_report(model: Model) -> ConfigReport:

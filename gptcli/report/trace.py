@@ -177,8 +177,8 @@ def heads_of(wanted: str, spec: Spec) -> list[int]:
 def _counted(option: str, wanted: str, size: int, first: int, letter: str) -> list[int]:
     if wanted == "all":
         return list(range(size))
-    from_zero = re.fullmatch(rf"{letter}(\d+)", wanted, re.IGNORECASE)
-    number = re.fullmatch(r"-?\d+", wanted)
+    from_zero = re.fullmatch(rf"{letter}([0-9]{{1,18}})", wanted, re.IGNORECASE)
+    number = re.fullmatch(r"-?[0-9]{1,18}", wanted)
     if not from_zero and not number:
         raise GptcliError(f"{option} {wanted}: not a number", f"give {first} to {size - 1 + first}, -1 or all")
     index = int(from_zero[1]) if from_zero else int(wanted) - first
@@ -193,7 +193,7 @@ def _counted(option: str, wanted: str, size: int, first: int, letter: str) -> li
 
 def at_head(wanted: str) -> tuple[str, str] | None:
     """`L0H1` as (--layer, --head) that mean the same; None for anything else."""
-    match = re.fullmatch(r"L(\d+)H(\d+)", wanted, re.IGNORECASE)
+    match = re.fullmatch(r"L([0-9]+)H([0-9]+)", wanted, re.IGNORECASE)
     return (f"L{match[1]}", match[2]) if match else None
 
 
@@ -377,8 +377,8 @@ def formulas(spec: Spec, layer: int) -> dict[str, str]:
     found = {
         "resid_pre": embedded if layer == 0 else f"layers.{layer - 1}.resid_post",
         "attn_norm": normed + (", x = resid_pre + attn_out" if placement == "post" else ""),
-        "attn.q": f"norm({source}·Wq{b})" if a.qk_norm == "whole" else f"{source}·Wq{b}",
-        "attn.k": f"norm({source}·Wk{b})" if a.qk_norm == "whole" else f"{source}·Wk{b}",
+        "attn.q": f"{source}·Wq{b}",
+        "attn.k": f"{source}·Wk{b}",
         "attn.v": f"{source}·Wv{b}",
         "attn.q_norm": normed,
         "attn.k_norm": normed,
@@ -392,7 +392,7 @@ def formulas(spec: Spec, layer: int) -> dict[str, str]:
     if isinstance(spec.position, Rope):
         size = "D" if spec.position.rotary_dim is None else "R"
         sign = "-" * (spec.position.direction == "backward")
-        q, k = ("q_norm", "k_norm") if a.qk_norm in ("head", "each") and a.qk_norm_place == "before" else ("q", "k")
+        q, k = ("q_norm", "k_norm") if a.qk_norm != "none" and a.qk_norm_place == "before" else ("q", "k")
         for name, x in (("attn.q_rot", q), ("attn.k_rot", k)):
             found[name] = f"{x} turned by {sign}position·θ^(-2i/{size}), {spec.position.pairs}"
     return found | _mlp_formulas(spec)

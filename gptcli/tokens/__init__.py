@@ -26,11 +26,15 @@ OWN_RULE = Rule()
 
 
 class Tokenizer:
-    """name: what encodes, for a person; size: how many ids it knows; whole: it means to know every row of the table."""
+    """name: what encodes, for a person; size: how many ids it knows; whole: it means to know every row of the table.
+
+    between: what joins two pieces in a text.
+    """
 
     name: str
     size: int
     whole = True
+    between = b""
 
     def encode(self, text: str, rule: Rule = OWN_RULE) -> list[int]:
         """The ids of a text, with what the rule adds. Raises GptcliError."""
@@ -63,7 +67,7 @@ def plain(ids: list[int], bos: int | None) -> Encoded:
 class Words(Tokenizer):
     """A toy vocabulary: a text is words parted by spaces, and an id may have no word."""
 
-    whole = False
+    whole, between = False, b" "
 
     def __init__(self, words: dict[int, str], model: str, named: bool):
         self.words, self.ids = words, {word: id_ for id_, word in words.items()}

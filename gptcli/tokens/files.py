@@ -61,7 +61,7 @@ class Library(Tokenizer):
             raise
         except BaseException as error:  # the library raises bare Exceptions, and panics that are none
             raise GptcliError(f"{path}: {str(error).splitlines()[0]}", "mend the file", "tokenizer") from None
-        self.name, self.size = str(path), self.run.get_vocab_size()
+        self.name, self.size = path.name, self.run.get_vocab_size()
         self.table, self.settings = table, settings
 
     @cached_property
@@ -122,7 +122,7 @@ class Sentences(Tokenizer):
             self.run = SentencePieceProcessor(model_file=str(path))
         except Exception as error:
             raise GptcliError(f"{path}: {str(error).splitlines()[0]}", "mend the file", "tokenizer") from None
-        self.name, self.size = str(path), self.run.get_piece_size()
+        self.name, self.size = path.name, self.run.get_piece_size()
         self.known_bos = self.run.bos_id() if self.run.bos_id() >= 0 else None
         self.bos = self.known_bos if settings.get("add_bos_token", True) else None
 
@@ -238,7 +238,9 @@ def _byte_pairs(
     encoding = tiktoken.Encoding(where, pat_str=GPT2_SPLIT, mergeable_ranks=ranks, special_tokens=special)
     bos = word_of(settings.get("bos_token"))
     known = (special | vocab).get(bos) if bos else None
-    return BytePairs(encoding, f"byte pairs from {where}", known if settings.get("add_bos_token") else None, known)
+    return BytePairs(
+        encoding, f"byte pairs of {Path(where).name}", known if settings.get("add_bos_token") else None, known
+    )
 
 
 def byte_letters() -> dict[str, int]:
