@@ -5,7 +5,6 @@ softmax and the embedding's look-up are left out, as is usual.
 """
 
 from collections.abc import Iterable
-from fractions import Fraction
 from math import prod
 
 from gptcli.errors import GptcliError
@@ -98,12 +97,12 @@ def flops_forward(spec: Spec, tokens: int, batch: int = 1, masked: bool = True, 
         attention += 2 * (visible_pairs(a, tokens) if masked else tokens * tokens) * a.n_heads * a.head_dim
     after = sum(prod(p.shape) for p in products if component(p.name) in AFTER)
     head = (tokens if head_rows is None else head_rows) * after
-    return int(2 * batch * (tokens * matrices + attention + head))
+    return 2 * batch * (tokens * matrices + attention + head)
 
 
-def _active(param: Param, spec: Spec) -> Fraction | int:
-    """Numbers of a matrix that one token meets: of experts, the share that it takes."""
+def _active(param: Param, spec: Spec) -> int:
+    """Numbers of a matrix that one token meets: of experts, which are alike, the first stand for those it takes."""
     if ".experts." in param.name:
-        mlp = spec.at(layer_index(param.name)).mlp
-        return Fraction(prod(param.shape) * mlp.top_k, mlp.n_experts)
+        taken = int(param.name.split(".")[4]) < spec.at(layer_index(param.name)).mlp.top_k
+        return prod(param.shape) if taken else 0
     return prod(param.shape)

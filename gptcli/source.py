@@ -90,6 +90,17 @@ class Model:
     @cached_property
     def tokenizer(self) -> "Tokenizer":
         """Raises GptcliError where the model brings none and names none that can be had."""
+        return self._find_tokenizer(self.offline)
+
+    @cached_property
+    def labels(self) -> "Tokenizer | None":
+        """A tokenizer to label ids with, if one is at hand without the network."""
+        try:
+            return self.__dict__.get("tokenizer") or self._find_tokenizer(offline=True)
+        except GptcliError:
+            return None
+
+    def _find_tokenizer(self, offline: bool) -> "Tokenizer":
         from gptcli import tokens
 
         if self.config and self.config.vocabulary:
@@ -97,26 +108,13 @@ class Model:
         found = tokens.from_files(self.directory) if self.directory else None
         if found is None and not self.spec.tokenizer:
             raise GptcliError(f"{self.shown} has no tokenizer", "give --ids 12,45,78", "tokenizer")
-        found = found or tokens.from_name(self.spec.tokenizer, self.offline)
+        found = found or tokens.from_name(self.spec.tokenizer, offline)
         if found.size != self.spec.vocab_size:
             beyond = "the rows beyond are padding" if found.size < self.spec.vocab_size else "ids beyond it have no row"
             known = f"the tokenizer knows {found.size:,} ids and the table has {self.spec.vocab_size:,} rows"
-            self.notes.append(f"{known}: {beyond}")
+            if f"{known}: {beyond}" not in self.notes:
+                self.notes.append(f"{known}: {beyond}")
         return found
-
-    @cached_property
-    def labels(self) -> "Tokenizer | None":
-        """A tokenizer to label ids with, if one is at hand without the network."""
-        try:
-            if "tokenizer" in self.__dict__:
-                return self.tokenizer
-            self.offline, asked = True, self.offline
-            try:
-                return self.tokenizer
-            finally:
-                self.offline = asked
-        except GptcliError:
-            return None
 
     def facts(self, dtype: str, device: str | None = None) -> ModelFacts:
         """Which model this is, for a report; dtype and device: how it ran, or the type whose bytes are shown."""
@@ -293,15 +291,16 @@ def _described(
     candidates = [directory / "config.json", directory / "config.yaml", first.with_suffix(".yaml")]
     beside = next((p for p in candidates if p.is_file()), None)
     meta = first.with_name(first.name.replace("model_", "meta_", 1)).with_suffix(".json")
-    if config is not None:
-        beside = Path(config) if Path(config).suffix == ".json" else configs.find_config(config)
-    elif first.suffix in PICKLES:
+    held, extra = None, ()
+    if first.suffix in PICKLES:
         from gptcli.checkpoint.pickled import load
 
         held = load(first)
-        extra = (
-            (f"{first.name} is a training checkpoint: {', '.join(held.sections)} not used",) if held.sections else ()
-        )
+        if held.sections:
+            extra = (f"{first.name} is a training checkpoint: {', '.join(held.sections)} not used",)
+    if config is not None:
+        beside = Path(config) if Path(config).suffix == ".json" else configs.find_config(config)
+    elif held is not None:
         if held.settings:
             family = training.RECORDS["nanogpt-checkpoint"]
             return _resolved(held.settings, family, first.stem, f"{first}: model_args", extra)
@@ -315,10 +314,10 @@ def _described(
         )
     if beside.suffix == ".json":
         raw = read_json(beside)
-        return _resolved(raw, family_of(raw, str(beside)), name, str(beside))
+        return _resolved(raw, family_of(raw, str(beside)), name, str(beside), extra)
     own = configs.read_config(beside)
     family = recognise(layout(own.spec), infos, (OWN, *FAMILIES.values(), *training.RECORDS.values()))
-    return _Description(own.spec, family, own)
+    return _Description(own.spec, family, own, extra)
 
 
 def _resolved(raw: dict, family: "Family", name: str, where: str, notes: tuple[str, ...] = ()) -> _Description:

@@ -45,6 +45,19 @@ def test_command_prints_what_the_readme_shows(command, shown):
     assert portable(run(command)) == portable(shown)
 
 
+def test_the_python_lines_give_what_their_comments_say():
+    block = re.search(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)[1]
+    names: dict = {}
+    for line in block.splitlines():
+        code, _, said = line.partition("#")
+        if not re.match(r"m\.|m\[", code):
+            exec(code, names)  # noqa: S102 - the README's own lines
+            continue
+        value = eval(code, names)  # noqa: S307
+        if re.match(r" (\d|\[|torch)", said):
+            assert repr(value) == said.strip().removesuffix(", [out, in]"), line
+
+
 def test_there_are_ten_commands_at_least():
     assert len(BLOCK.findall(README.read_text(encoding="utf-8"))) >= 10
 

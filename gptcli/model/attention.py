@@ -88,12 +88,9 @@ def attention(
         q, k = norm_heads(q, "q_norm", w, spec, probe), norm_heads(k, "k_norm", w, spec, probe)
     scale = q.shape[-1] ** -0.5 if part.scale is None else part.scale
     sinks = w.get("sinks")
-    if part.softcap is None:
-        z = fused(q, k, v, sight, scale, sinks)
-        watch(q, k, sight, scale, sinks, None, probe)
-    else:
-        z = explicit(q, k, v, sight, scale, sinks, part.softcap)
-        watch(q, k, sight, scale, sinks, part.softcap, probe)
+    cap = part.softcap
+    z = fused(q, k, v, sight, scale, sinks) if cap is None else explicit(q, k, v, sight, scale, sinks, cap)
+    watch(q, k, sight, scale, sinks, cap, probe)
     return linear(merge_heads(probe("z", z)), w, "o")
 
 

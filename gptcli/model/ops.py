@@ -129,7 +129,7 @@ def head(x: Tensor, w: Weights, part: Head = PLAIN_HEAD) -> Tensor:
     else:
         # A block of rows at a time, so that a large vocabulary is never held twice.
         x = x.to(dtype)
-        logits = torch.cat([F.linear(x, rows.to(dtype)) for rows in weight.split(8192)], dim=-1)
+        logits = torch.cat([F.linear(x, rows.to(dtype)) for rows in weight.split(4096)], dim=-1)
         logits = logits if bias is None else logits + bias.to(dtype)
     return softcap(logits if part.scale == 1.0 else logits * part.scale, part.softcap)
 

@@ -14,7 +14,6 @@ from gptcli.report.trace import ActivationReport, KeyStep, PointsReport, Step, T
 from gptcli.tokens import Token
 
 BAR = 12  # columns of the longest bar
-KEYS = 16  # keys that a walk lists without --full
 
 
 @singledispatch
@@ -286,20 +285,25 @@ def _(report: ActivationReport, screen: Screen) -> None:
     letters = f"[{','.join(report.axes)}]"
     figures = f"mean {screen.number(report.mean)} std {screen.number(report.std)} max {screen.number(report.max_abs)}"
     screen.line((report.path, "bold"), f" {letters} [{','.join(map(str, report.shape))}] {figures}")
+    names = {"H": "head", "G": "kv head"}
     for text, values in enumerate(report.values):
         heads = values if len(report.axes) == 4 else [values]
         for head, matrix in enumerate(heads):
             if len(report.values) > 1 or len(heads) > 1:
-                names = {"H": "head", "G": "kv head"}
                 of_head = f"{names[report.axes[1]]} {head}" if len(report.axes) == 4 else ""
                 screen.line((f"text {text} {of_head}" if len(report.values) > 1 else of_head, "dim"))
-            _matrix(screen, matrix, report.tokens[text])
+            name = names.get(report.axes[-2])
+            labels = [f"{name} {i}" for i in range(len(matrix))] if name else _labels(len(matrix), report.tokens[text])
+            _matrix(screen, matrix, labels)
 
 
-def _matrix(screen: Screen, matrix: list[list[float]], tokens: list[Token]) -> None:
-    """Rows labelled by their token; padding rows, which stand first, have none."""
-    padding = len(matrix) - len(tokens)
-    labels = [f"{i - padding} {tokens[i - padding].token}" if i >= padding else "padding" for i in range(len(matrix))]
+def _labels(rows: int, tokens: list[Token]) -> list[str]:
+    """A label for every position: its token; padding, which stands first, has none."""
+    padding = rows - len(tokens)
+    return [f"{i - padding} {tokens[i - padding].token}" if i >= padding else "padding" for i in range(rows)]
+
+
+def _matrix(screen: Screen, matrix: list[list[float]], labels: list[str]) -> None:
     width = max(map(len, labels))
     room = None if screen.width is None else screen.width - width - 1
     screen.table([[(label, "cyan"), screen.vector(row, room)] for label, row in zip(labels, matrix)], gap=1)
@@ -339,13 +343,19 @@ def _(report: TraceReport) -> str:
 def _walk(screen: Screen, walk: Walk, report: TraceReport) -> None:
     layer, kv = walk.layer_index, f" · kv head {walk.kv_head}" if walk.kv_head != walk.head else ""
     screen.line(
-        (f"Layer {layer + 1} of {report.n_layers} ({walk.path}) · Head {walk.head} of {report.n_heads}", "bold"),
+        (f"Layer {layer + 1} of {report.n_layers} ({walk.path}) · Head {walk.head} of {walk.n_heads}", "bold"),
         (f" = L{layer}H{walk.head}{kv} · query {walk.position} ", "bold"),
         (f'"{walk.token}"' if walk.token else "", "bold cyan"),
     )
     width = max(len(step.label) for step in walk.before + walk.after)
     for step in walk.before:
         _step(screen, step, width)
+    seen = [f"score = {walk.score}"] if walk.softcap is not None else []
+    sides = "" if walk.causal else " to each side"
+    seen += [f"a window of {walk.window} keys{sides}"] if walk.window is not None else []
+    seen += ["the softmax has a sink beside the keys"] if walk.sink is not None else []
+    if seen:
+        screen.line((" · ".join(seen), "dim"))
     _keys(screen, walk)
     for step in walk.after:
         _step(screen, step, width)
@@ -355,8 +365,7 @@ def _step(screen: Screen, step: Step, width: int) -> None:
     """A name, its numbers, its formula; a wide vector also its size, mean and norm."""
     about = ""
     if len(step.values) > 8:
-        mean = sum(step.values) / len(step.values)
-        about = f"  [{len(step.values)}] mean {screen.number(mean)} norm {screen.number(_norm(step.values))}"
+        about = f"  [{len(step.values)}] mean {screen.number(step.mean)} norm {screen.number(step.norm)}"
     room = None if screen.width is None else screen.width - width - 1 - len(about)
     numbers = f" {screen.vector(step.values, room)}{about}"
     beside = screen.width is None or width + len(numbers) + 3 + len(step.formula) <= screen.width
@@ -368,24 +377,19 @@ def _step(screen: Screen, step: Step, width: int) -> None:
 def _keys(screen: Screen, walk: Walk) -> None:
     """One row a key, the heaviest where there are many, and their sum, which is z."""
     short = len(walk.keys[0].k) <= 4 or screen.full
-    kept = walk.keys
-    if len(kept) > KEYS and not screen.full:
-        heaviest = sorted(kept, key=lambda key: -key.weight)[:KEYS]
-        kept = sorted(heaviest, key=lambda key: key.position)
+    kept = walk.keys if screen.full else [walk.keys[position] for position in walk.heaviest]
     rows = [_key(key, screen, short) for key in kept]
     rest = len(walk.keys) - len(kept)
     if rest:
-        weight = sum(key.weight for key in walk.keys) - sum(key.weight for key in kept)
-        rows.append([(f"… {rest} keys more", "dim"), "", "", "", "", (screen.number(weight), "dim"), ""])
+        rows.append([(f"… {rest} keys more", "dim"), "", "", "", "", (screen.number(walk.rest_weight), "dim"), ""])
     z = next(step for step in walk.after if step.path.endswith(".attn.z"))
     if walk.sink is not None:
         rows.append([("sink", "dim"), "", "", "", "", screen.number(walk.sink), ""])
-    total = screen.number((walk.sink or 0.0) + sum(key.weight for key in walk.keys))
-    summed = screen.vector(z.values) if short else screen.number(_norm(z.values))
-    rows.append([("sum", "dim"), "", "", "", "", total, summed])
+    summed = screen.vector(z.values) if short else screen.number(z.norm)
+    rows.append([("sum", "dim"), "", "", "", "", screen.number(walk.weights), summed])
     k = next((s.label for s in reversed(walk.before) if s.label.startswith("attn.k")), "k").removeprefix("attn.")
-    scaled = "/√D" if abs(walk.scale * len(z.values) ** 0.5 - 1) < 1e-12 else f"·{walk.scale:g}"
-    header = ("key", k if short else f"|{k}|", "q·k", scaled, "mask", "weight", "weight·v" if short else "|weight·v|")
+    score = "score" if walk.softcap is not None else walk.score.removeprefix("q·k")
+    header = ("key", k if short else f"|{k}|", "q·k", score, "mask", "weight", "weight·v" if short else "|weight·v|")
     if screen.fits(rows, header):
         screen.table(rows, header, right=(1, 2, 3, 4, 5, 6))
         return
@@ -396,14 +400,10 @@ def _keys(screen: Screen, walk: Walk) -> None:
 def _key(key: KeyStep, screen: Screen, short: bool) -> list:
     return [
         (f"{key.position} {key.token or key.id}", "cyan"),
-        screen.vector(key.k) if short else screen.number(_norm(key.k)),
+        screen.vector(key.k) if short else screen.number(key.norm_k),
         screen.number(key.product),
         screen.number(key.scaled),
         "0" if key.visible else "−∞",
         screen.number(key.weight),
-        screen.vector(key.weighted) if short else screen.number(_norm(key.weighted)),
+        screen.vector(key.weighted) if short else screen.number(key.norm_weighted),
     ]
-
-
-def _norm(values: list[float]) -> float:
-    return sum(x * x for x in values) ** 0.5

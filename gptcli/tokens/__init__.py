@@ -14,8 +14,8 @@ class Encoded(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """How to encode. bos: begin with it (None: as the tokenizer itself does); special: words such as `<|endoftext|>` in
-    the text mean the special tokens, instead of being plain text.
+    """How to encode. bos: begin with it; None: add what the tokenizer itself adds; False: add nothing. special: words
+    such as `<|endoftext|>` in the text mean the special tokens, instead of being plain text.
     """
 
     bos: bool | None = None
@@ -28,13 +28,14 @@ OWN_RULE = Rule()
 class Tokenizer:
     """name: what encodes, for a person; size: how many ids it knows; whole: it means to know every row of the table.
 
-    between: what joins two pieces in a text.
+    between: what joins two pieces in a text; unknown: the id of everything that it has no other id for.
     """
 
     name: str
     size: int
     whole = True
     between = b""
+    unknown: int | None = None
 
     def encode(self, text: str, rule: Rule = OWN_RULE) -> list[int]:
         """The ids of a text, with what the rule adds. Raises GptcliError."""
@@ -53,15 +54,38 @@ class Tokenizer:
         plain = Rule(bos=False)
         for text in (word, f" {word}") if word else ():
             ids = self.encode(text, plain)
-            if len(ids) == 1:
+            if len(ids) == 1 and ids != [self.unknown]:
                 return ids[0]
+        # Of a tokenizer that puts a space before every text, the word without its own is the word with one.
+        ids = self.encode(word[1:], plain) if word.startswith(" ") else []
+        if len(ids) == 1 and self.piece(ids[0]) == word.encode():
+            return ids[0]
         pieces = " + ".join(visible(self.piece(id_) or b"") for id_ in self.encode(word, plain))
         raise GptcliError(f"{word!r} is not one token but {pieces or 'none'}", "name one of them", "word")
 
 
-def plain(ids: list[int], bos: int | None) -> Encoded:
-    """Ids behind a BOS, where there is one."""
-    return Encoded(ids, [False] * len(ids)) if bos is None else Encoded([bos, *ids], [True] + [False] * len(ids))
+class Ends(NamedTuple):
+    """What a tokenizer adds to a text by its own rule: ids before it, ids after it."""
+
+    before: list[int]
+    after: list[int]
+
+
+def framed(ids: list[int], ends: Ends, rule: Rule, bos: int | None, name: str) -> Encoded:
+    """A text's ids between what is added to them. Raises GptcliError where a BOS is asked for and there is none.
+
+    The tokenizer's own rule adds its BOS even to a text that begins with one, as its library does, and the mark tells
+    the two apart. A BOS that is asked for is there once.
+    """
+    before, after = ([], []) if rule.bos is False else ends
+    if rule.bos:
+        if bos is None:
+            raise GptcliError(f"--bos: {name} names no BOS", "leave it out", "tokenizer")
+        if ids[:1] == [bos]:
+            before = [id_ for id_ in before if id_ != bos]
+        elif bos not in before:
+            before = [bos, *before]
+    return Encoded([*before, *ids, *after], [True] * len(before) + [False] * len(ids) + [True] * len(after))
 
 
 class Words(Tokenizer):
@@ -79,7 +103,8 @@ class Words(Tokenizer):
     def marked(self, text: str, rule: Rule = OWN_RULE) -> Encoded:
         if rule.bos:
             raise GptcliError("--bos: a vocabulary of words has no BOS", "leave it out", "tokenizer")
-        return plain([self.find(word) for word in text.split()], None)
+        ids = [self.find(word) for word in text.split()]
+        return Encoded(ids, [False] * len(ids))
 
     def piece(self, id_: int) -> bytes | None:
         return self.words[id_].encode() if id_ in self.words else None
