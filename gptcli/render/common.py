@@ -1,0 +1,32 @@
+"""What several reports begin with: the model's title, and the ids as they were fed."""
+
+from gptcli.render.screen import Screen, exact
+from gptcli.report import ModelFacts
+from gptcli.tokens import Token
+
+
+def title(screen: Screen, model: ModelFacts) -> None:
+    hand_written = ", hand-written weights" if model.weights == "hand-written" else ""
+    said: list = [(model.name, "bold"), f" ({model.source}{hand_written})"]
+    if model.seed is not None:
+        said += [" ", (f"RANDOM WEIGHTS (seed {model.seed})", "bold yellow")]
+    screen.flow([said, [f"{exact(model.parameters)} parameters"], [model.dtype], [str(model.device)]], gap=" · ")
+
+
+def fed(screen: Screen, tokens: list[list[Token]]) -> None:
+    """The ids as they went in, with their positions."""
+    for text, ids in enumerate(tokens):
+        label = "tokens" if len(tokens) == 1 else f"text {text}"
+        shown = [
+            [
+                (f"{position} ", "dim"),
+                (token.token, "cyan"),
+                " " if token.token else "",
+                str(token.id),
+                (" added" if token.added else "", "dim"),
+            ]
+            for position, token in enumerate(ids)
+        ]
+        if len(shown) > 24 and not screen.full:
+            shown[12:-12] = [[("…", "dim")]]
+        screen.flow([[label, "  ", *shown[0]], *shown[1:]], gap="   ", indent=len(label) + 2)

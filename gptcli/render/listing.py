@@ -1,0 +1,71 @@
+"""`tokens`, `config` and `list` in a terminal."""
+
+from functools import singledispatch
+
+from gptcli.render.screen import Screen
+from gptcli.report import Report
+from gptcli.report.listing import ConfigReport, ListReport, TokensReport
+
+
+@singledispatch
+def draw(report: Report, screen: Screen) -> None:
+    """Prints the report to the screen."""
+    raise TypeError(f"no rendering for {type(report).__name__}")
+
+
+@singledispatch
+def verdict(report: Report) -> str:
+    """What `-q` prints."""
+    return report.status
+
+
+@draw.register
+def _(report: TokensReport, screen: Screen) -> None:
+    if report.text is not None:
+        screen.verbatim("".join(f"{text}\n" for text in report.text))
+        return
+    screen.line((f"{report.tokenizer} · {report.size:,} tokens", "dim"))
+    for number, tokens in enumerate(report.tokens):
+        if len(report.tokens) > 1:
+            screen.line((f"text {number}", "dim"))
+        rows = [
+            [
+                str(position),
+                str(token.id),
+                (token.token + " (added)" * token.added, "cyan")
+                if token.bytes is not None
+                else ("no token has this id", "dim"),
+                " ".join(f"{byte:02x}" for byte in token.bytes or ()),
+            ]
+            for position, token in enumerate(tokens)
+        ]
+        screen.table(rows, ("position", "id", "token", "bytes"), right=(0, 1))
+
+
+@verdict.register
+def _(report: TokensReport) -> str:
+    return "\n".join(report.text or (" ".join(str(token.id) for token in tokens) for tokens in report.tokens))
+
+
+@draw.register
+def _(report: ConfigReport, screen: Screen) -> None:
+    screen.verbatim(report.yaml.rstrip("\n") + "\n")
+
+
+@verdict.register
+def _(report: ConfigReport) -> str:
+    return report.yaml.rstrip("\n")
+
+
+@draw.register
+def _(report: ListReport, screen: Screen) -> None:
+    rows: list[list] = []
+    for kind, named in (("config with weights", "-c"), ("config", "-c"), ("sample", "-m")):
+        rows.append([(f"{kind} ({named})", "dim"), "", ""])
+        rows += [[(one.name, "cyan"), f"{one.parameters:,}", one.about] for one in report.shipped if one.kind == kind]
+    screen.table(rows, ("name", "parameters", ""), right=(1,), wrap=True)
+
+
+@verdict.register
+def _(report: ListReport) -> str:
+    return "\n".join(one.name for one in report.shipped)

@@ -1,0 +1,163 @@
+"""`trace` in a terminal: the walk through a head and its proof, a list of activations, or one of them."""
+
+from functools import singledispatch
+
+from gptcli.render.common import fed, title
+from gptcli.render.screen import Screen
+from gptcli.report import Report
+from gptcli.report.trace import ActivationReport, KeyStep, PointsReport, Step, TraceReport, Walk
+from gptcli.tokens import Token
+
+
+@singledispatch
+def draw(report: Report, screen: Screen) -> None:
+    """Prints the report to the screen."""
+    raise TypeError(f"no rendering for {type(report).__name__}")
+
+
+@singledispatch
+def verdict(report: Report) -> str:
+    """What `-q` prints."""
+    return report.status
+
+
+@draw.register
+def _(report: PointsReport, screen: Screen) -> None:
+    title(screen, report.model)
+    rows = [[p.path, f"[{','.join(p.axes)}]", f"[{','.join(map(str, p.shape))}]"] for p in report.points]
+    screen.table(rows, ("activation", "shape", ""))
+
+
+@verdict.register
+def _(report: PointsReport) -> str:
+    return "\n".join(point.path for point in report.points)
+
+
+@draw.register
+def _(report: ActivationReport, screen: Screen) -> None:
+    title(screen, report.model)
+    letters = f"[{','.join(report.axes)}]"
+    figures = f"mean {screen.number(report.mean)} std {screen.number(report.std)} max {screen.number(report.max_abs)}"
+    screen.line((report.path, "bold"), f" {letters} [{','.join(map(str, report.shape))}] {figures}")
+    names = {"H": "head", "G": "kv head"}
+    for text, values in enumerate(report.values):
+        heads = values if len(report.axes) == 4 else [values]
+        for head, matrix in enumerate(heads):
+            if len(report.values) > 1 or len(heads) > 1:
+                of_head = f"{names[report.axes[1]]} {head}" if len(report.axes) == 4 else ""
+                screen.line((f"text {text} {of_head}" if len(report.values) > 1 else of_head, "dim"))
+            name = names.get(report.axes[-2])
+            labels = [f"{name} {i}" for i in range(len(matrix))] if name else _labels(len(matrix), report.tokens[text])
+            _matrix(screen, matrix, labels)
+
+
+def _labels(rows: int, tokens: list[Token]) -> list[str]:
+    """A label for every position: its token; padding, which stands first, has none."""
+    padding = rows - len(tokens)
+    return [f"{i - padding} {tokens[i - padding].token}" if i >= padding else "padding" for i in range(rows)]
+
+
+def _matrix(screen: Screen, matrix: list[list[float]], labels: list[str]) -> None:
+    width = max(map(len, labels))
+    room = None if screen.width is None else screen.width - width - 1
+    screen.table([[(label, "cyan"), screen.vector(row, room)] for label, row in zip(labels, matrix)], gap=1)
+
+
+@verdict.register
+def _(report: ActivationReport) -> str:
+    return repr(report.values)
+
+
+@draw.register
+def _(report: TraceReport, screen: Screen) -> None:
+    title(screen, report.model)
+    fed(screen, report.tokens)
+    for walk in report.walks:
+        _walk(screen, walk, report)
+    screen.line(
+        ("proof ok" if report.status == "ok" else "proof FAILED", "bold green" if report.status == "ok" else "bold red")
+    )
+    rows = [
+        [
+            ("ok", "green") if check.ok else ("FAILED", "bold red"),
+            check.claim,
+            "exactly" if check.error == 0 else f"off by {check.error:.1e}",
+            ("" if check.error == 0 else f"{'≤' if check.ok else '>'} {check.allowed:.0e}", "dim"),
+        ]
+        for check in report.proof
+    ]
+    screen.table(rows)
+
+
+@verdict.register
+def _(report: TraceReport) -> str:
+    return "ok" if report.status == "ok" else "; ".join(finding.message for finding in report.findings)
+
+
+def _walk(screen: Screen, walk: Walk, report: TraceReport) -> None:
+    layer, kv = walk.layer_index, f" · kv head {walk.kv_head}" if walk.kv_head != walk.head else ""
+    screen.line(
+        (f"Layer {layer + 1} of {report.n_layers} ({walk.path}) · Head {walk.head} of {walk.n_heads}", "bold"),
+        (f" = L{layer}H{walk.head}{kv} · query {walk.position} ", "bold"),
+        (f'"{walk.token}"' if walk.token else "", "bold cyan"),
+    )
+    width = max(len(step.label) for step in walk.before + walk.after)
+    for step in walk.before:
+        _step(screen, step, width)
+    seen = [f"score = {walk.score}"] if walk.softcap is not None else []
+    sides = "" if walk.causal else " to each side"
+    seen += [f"a window of {walk.window} keys{sides}"] if walk.window is not None else []
+    seen += ["the softmax has a sink beside the keys"] if walk.sink is not None else []
+    if seen:
+        screen.line((" · ".join(seen), "dim"))
+    _keys(screen, walk)
+    for step in walk.after:
+        _step(screen, step, width)
+
+
+def _step(screen: Screen, step: Step, width: int) -> None:
+    """A name, its numbers, its formula; a wide vector also its size, mean and norm."""
+    about = ""
+    if len(step.values) > 8:
+        about = f"  [{len(step.values)}] mean {screen.number(step.mean)} norm {screen.number(step.norm)}"
+    room = None if screen.width is None else screen.width - width - 1 - len(about)
+    numbers = f" {screen.vector(step.values, room)}{about}"
+    beside = screen.width is None or width + len(numbers) + 3 + len(step.formula) <= screen.width
+    screen.line((f"{step.label:<{width}}", "cyan"), numbers, (f"   {step.formula}" if beside else "", "dim"))
+    if not beside:
+        screen.line((f"{'':<{width}}    {step.formula}", "dim"))
+
+
+def _keys(screen: Screen, walk: Walk) -> None:
+    """One row a key, the heaviest where there are many, and their sum, which is z."""
+    short = len(walk.keys[0].k) <= 4 or screen.full
+    kept = walk.keys if screen.full else [walk.keys[position] for position in walk.heaviest]
+    rows = [_key(key, screen, short) for key in kept]
+    rest = len(walk.keys) - len(kept)
+    if rest:
+        rows.append([(f"… {rest} keys more", "dim"), "", "", "", "", (screen.number(walk.rest_weight), "dim"), ""])
+    z = next(step for step in walk.after if step.path.endswith(".attn.z"))
+    if walk.sink is not None:
+        rows.append([("sink", "dim"), "", "", "", "", screen.number(walk.sink), ""])
+    summed = screen.vector(z.values) if short else screen.number(z.norm)
+    rows.append([("sum", "dim"), "", "", "", "", screen.number(walk.weights), summed])
+    k = next((s.label for s in reversed(walk.before) if s.label.startswith("attn.k")), "k").removeprefix("attn.")
+    score = "score" if walk.softcap is not None else walk.score.removeprefix("q·k")
+    header = ("key", k if short else f"|{k}|", "q·k", score, "mask", "weight", "weight·v" if short else "|weight·v|")
+    if screen.fits(rows, header):
+        screen.table(rows, header, right=(1, 2, 3, 4, 5, 6))
+        return
+    screen.table([row[:6] for row in rows[:-1]], header[:6], right=(1, 2, 3, 4, 5))
+    screen.table([[row[0], *row[5:]] for row in rows], ("key", *header[5:]), right=(1, 2))
+
+
+def _key(key: KeyStep, screen: Screen, short: bool) -> list:
+    return [
+        (f"{key.position} {key.token or key.id}", "cyan"),
+        screen.vector(key.k) if short else screen.number(key.norm_k),
+        screen.number(key.product),
+        screen.number(key.scaled),
+        "0" if key.visible else "−∞",
+        screen.number(key.weight),
+        screen.vector(key.weighted) if short else screen.number(key.norm_weighted),
+    ]
