@@ -46,6 +46,9 @@ POINTS = {
     "logits": "BTV",
 }
 
+# What no tensor of the fused pass holds: computed on the side for who asks.
+ON_THE_SIDE = ("layers.#.attn.scores", "layers.#.attn.pattern", "layers.#.attn.sink")
+
 
 def points(spec: Spec) -> Iterator[tuple[str, str]]:
     """(path, axes) of every activation that this architecture has, in order of birth."""

@@ -36,7 +36,8 @@ def test_what_needs_no_tensor_loads_no_torch(words):
         f"print(sorted({HEAVY!r} & set(sys.modules)), status, file=sys.stderr)\n"
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert ran.stdout and ran.stderr == "[] 0\n"
+    cache = ["huggingface_hub"] if words == ["list"] else []  # whose constants say where its cache lies
+    assert ran.stdout and ran.stderr == f"{cache} 0\n"
 
 
 @pytest.mark.parametrize("words", [["tokens", "--json"], ["topk", "dog"]], ids=" ".join)

@@ -422,3 +422,16 @@ def test_the_proof_of_a_long_text_allows_for_sums_that_cancel(sinks, tmp_path):
     for seed in range(3):
         ran = run(*words, "--seed", seed, "-q")
         assert (ran.status, ran.out) == (0, "ok\n")
+
+
+@every_toy
+def test_forward_shows_every_inner_stage(name, folder):
+    """`--stages` opens all points but those that are computed on the side, in order of birth."""
+    ran = run("forward", "-m", str(folder(name)), "--ids", FED, "--stages", "--json")
+    assert ran.status == 0, ran.err
+    shown = [stage["path"] for stage in ran.json["stages"][1:]]
+    listed = [
+        point["path"]
+        for point in run("trace", "-m", str(folder(name)), "--ids", FED, "--list", "--json").json["points"]
+    ]
+    assert shown == [path for path in listed if not path.endswith((".scores", ".pattern", ".sink"))]

@@ -129,7 +129,9 @@ def read_json(path: Path) -> dict[str, Any]:
         raise GptcliError(f"{path}: {error.strerror}", "give a readable file", "file") from None
     except json.JSONDecodeError as error:
         where = f"{path}, line {error.lineno}, column {error.colno}"
-        raise GptcliError(f"{where}: {error.msg}", "mend the JSON", "json") from None
+        said = safetensors.what_else(error.doc[:256].encode(), f"{where}: {error.msg}")
+        said = said if said.startswith(where) else f"{path}: {said.replace(', not weights', '')}"
+        raise GptcliError(said, "mend the JSON, or fetch the file", "json") from None
     except (ValueError, RecursionError) as error:
         reason = str(error) if isinstance(error, _Twice) else "not JSON"
         raise GptcliError(f"{path}: {reason}", "mend the file", "json") from None

@@ -64,8 +64,11 @@ def _(report: ListReport, screen: Screen) -> None:
         rows.append([(f"{kind} ({named})", "dim"), "", ""])
         rows += [[(one.name, "cyan"), f"{one.parameters:,}", one.about] for one in report.shipped if one.kind == kind]
     screen.table(rows, ("name", "parameters", ""), right=(1,), wrap=True)
+    if report.cached:
+        screen.line(("in the Hub's cache (-m)", "dim"))
+        screen.table([[(c.name, "cyan"), c.revision, f"{c.bytes / 2**20:,.1f} MiB"] for c in report.cached], right=(2,))
 
 
 @verdict.register
 def _(report: ListReport) -> str:
-    return "\n".join(one.name for one in report.shipped)
+    return "\n".join(one.name for one in (*report.shipped, *report.cached))

@@ -25,7 +25,7 @@ def draw(report: ParamsReport, screen: Screen) -> None:
         ("nanoGPT's convention", totals.nanogpt, "no positions"),
     )
     views = [view for view in views if view[1] != totals.total]
-    whole = f"{sum(row.bytes for row in report.rows if not row.indent) / size:,.2f}"
+    whole = f"{report.bytes / size:,.2f}"
     for name, count, stored in (("total", totals.total, whole), *((name, count, "") for name, count, _ in views)):
         rounded = f"({short(count)})" if count >= 10**6 else ""
         counts = [rounded, f"{count:,}"] if tensors else ["", f" {count:,}", rounded]

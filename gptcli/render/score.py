@@ -15,7 +15,7 @@ def draw(report: ScoreReport, screen: Screen) -> None:
             [
                 str(one.position),
                 str(one.id),
-                (one.token, "cyan"),
+                (one.token + " (added)" * one.added, "cyan"),
                 screen.number(one.logprob) if one.rank else "–",
                 f"{one.rank:,}" if one.rank else "–",
                 screen.number(one.bits) if one.rank else "nothing precedes it",

@@ -7,7 +7,7 @@ from gptcli.report import Finding, ModelFacts, Report
 from gptcli.report.topk import Next, next_tokens
 from gptcli.run import Run
 from gptcli.tokens import Token
-from gptcli.trace import POINTS, Recorder
+from gptcli.trace import ON_THE_SIDE, POINTS, Recorder
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -41,7 +41,7 @@ class ForwardReport(Report):
 
 def forward_report(run: Run, k: int, words: tuple[str, ...], inner: bool) -> tuple[ForwardReport, "Tensor"]:
     """The report, and the logits [B, T, V] that it tells of. inner: every stage inside the layers too."""
-    inside = [path for path in POINTS if inner and path not in ("layers.#.attn.scores", "layers.#.attn.pattern")]
+    inside = [path for path in POINTS if inner and path not in ON_THE_SIDE]
     wanted = ["embed", "layers.#.resid_post", "final_norm", "logits", *inside]
     stages: list[Stage] = []
     mask = run.inputs("all").mask

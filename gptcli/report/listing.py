@@ -43,10 +43,22 @@ class Shipped:
     path: str
 
 
+@dataclass(frozen=True)
+class Cached:
+    """A name on the Hub of which the cache holds a revision, and the bytes that it takes."""
+
+    name: str
+    revision: str
+    bytes: int
+
+
 @dataclass(kw_only=True)
 class ListReport(Report):
+    """What ships, and what the Hub's cache holds."""
+
     schema = "gptcli.list/1"
     shipped: list[Shipped]
+    cached: list[Cached]
 
 
 def tokens_report(
@@ -77,7 +89,8 @@ def config_report(model: Model) -> ConfigReport:
 
 
 def list_report() -> ListReport:
-    """Configs and samples that ship, with what each says of itself."""
+    """Configs and samples that ship, with what each says of itself, and models that the Hub's cache holds."""
+    from gptcli.checkpoint.hub import cached_names
     from gptcli.source import open_model
 
     found = []
@@ -91,7 +104,7 @@ def list_report() -> ListReport:
         about = path / "README.md"
         text = about.read_text(encoding="utf-8") if about.is_file() else ""
         found.append(Shipped(name, "sample", count.total(model.layout), _about(text), str(path)))
-    return ListReport(shipped=found)
+    return ListReport(shipped=found, cached=[Cached(*one) for one in cached_names()])
 
 
 def _about(text: str) -> str:

@@ -54,6 +54,7 @@ class ParamsReport(Report):
     by: By
     parameters: Totals
     rows: list[Row]
+    bytes: int
     buffers: list[str]
 
 
@@ -76,6 +77,7 @@ def params_report(model: Model, by: By, dtype: str, full: bool) -> ParamsReport:
             nanogpt=count.without_positions(params),
         ),
         rows=list(counter.rows(params, by, full)),
+        bytes=total * count.ITEM_BYTES[dtype],
         buffers=model.checkpoint.binding.buffers if model.checkpoint else [],
     )
 

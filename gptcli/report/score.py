@@ -11,12 +11,16 @@ from gptcli.tokens import Token
 
 @dataclass(frozen=True, kw_only=True)
 class Scored:
-    """One token at a position (from 0); the first has no score. rank from 1; bits: -log2 of its probability."""
+    """One token at a position (from 0); the first has no score. rank from 1; bits: -log2 of its probability.
+
+    added: the tokenizer's rule put it there, not the text.
+    """
 
     position: int
     id: int
     token: str
     bytes: list[int] | None
+    added: bool
     logprob: float | None
     rank: int | None
     bits: float | None
@@ -68,6 +72,7 @@ def _scored(tokens: list[Token], logits) -> ScoredText:
             id=token.id,
             token=token.token,
             bytes=token.bytes,
+            added=token.added,
             logprob=logprob,
             rank=rank,
             bits=None if logprob is None else -logprob / math.log(2),
