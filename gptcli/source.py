@@ -212,7 +212,7 @@ def _from_hub(model: str, config: str | None, revision: str | None, offline: boo
     """A name on the Hub, from its cache or fetched into it. An error tells the nearest of what ships."""
     from gptcli.checkpoint import hub
 
-    ships = [*shipped.samples(), *shipped.configs()]
+    ships = list(dict.fromkeys((*shipped.samples(), *shipped.configs())))
     if not hub.is_name(model):
         raise GptcliError(f"-m {model}: no such file or directory", nearest(model, ships), "file")
     try:
