@@ -12,6 +12,8 @@ from typing import Any, ClassVar, Literal, Union, get_args, get_origin
 
 from gptcli.errors import GptcliError, nearest
 
+MOST_LAYERS = 100_000  # each is declared weight by weight: a slip of the keyboard should not fill the memory
+
 
 class SpecError(GptcliError):
     """A Spec that can't be. `message` starts with the path of the field at fault."""
@@ -329,6 +331,7 @@ class Spec:
             a.qk_norm == "none" or not normless,
             f"attention.qk_norm: {a.qk_norm}, but norm.kind: none says of no norm to use",
         )
+        require(self.n_layers <= MOST_LAYERS, f"n_layers: {show(self.n_layers)} is more than {MOST_LAYERS:,}")
         alone = self.norm.placement == "pre" or self.residual == "sequential"
         require(alone, f"residual: {self.residual} needs norm.placement: pre")
         for variant in self.variants:
@@ -436,6 +439,7 @@ def decode(kind: Any, raw: Any, path: str) -> Any:
         raw = float(raw)
     require(type(raw) is kind, f"{here}: {show(raw)} is not {WORDS[kind]}")
     require(kind is not int or raw >= 1, f"{here}: {show(raw)} is below 1")
+    require(kind is not int or raw < 2**63, f"{here}: {show(raw)} is beyond 64 bits")
     require(kind is not float or abs(raw) < float("inf"), f"{here}: {raw} is not a finite number")
     return raw
 
