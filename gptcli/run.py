@@ -59,7 +59,10 @@ class Run:
     def dtype(self) -> "torch.dtype":
         import torch
 
-        return getattr(torch, count.dtype_name(self.dtype_name, self.model.stored_dtype))
+        name = count.dtype_name(self.dtype_name, self.model.stored_dtype)
+        if name == "float64" and self.device.type == "mps":
+            raise GptcliError("--dtype float64: mps has no such type", "--device cpu has", "dtype")
+        return getattr(torch, name)
 
     @cached_property
     def weights(self) -> "Weights":

@@ -19,9 +19,14 @@ def statistics(x: Tensor) -> Stats:
     """Two passes in float64, a block at a time, so that a large tensor is never held twice. NaN stays NaN."""
     flat, size = x.reshape(-1), x.numel()
     blocks = flat.split(BLOCK)
-    mean = sum(float(block.double().sum()) for block in blocks) / size
-    square = sum(float((block.double() - mean).square_().sum()) for block in blocks)
+    mean = sum(float(_double(block).sum()) for block in blocks) / size
+    square = sum(float((_double(block) - mean).square_().sum()) for block in blocks)
     return Stats(mean, (square / size) ** 0.5, float(x.abs().max()))
+
+
+def _double(x: Tensor) -> Tensor:
+    """x in float64, where its device has that; on the CPU otherwise."""
+    return (x.cpu() if x.device.type == "mps" else x).double()
 
 
 class Ranked(NamedTuple):
@@ -59,7 +64,7 @@ def surprise(logits: Tensor, ids: list[int]) -> tuple[list[float], list[int]]:
     """For logits [T, V] and the ids [T] that came: each id's log-probability (float64) and rank from 1."""
     logprobs, ranks = [], []
     for row, id_ in zip(logits, ids):
-        row = row.double()
+        row = _double(row)
         logprobs.append(float(row.log_softmax(-1)[id_]))
         ranks.append(int((row > row[id_]).sum() + (row[: id_ + 1] == row[id_]).sum()))
     return logprobs, ranks
