@@ -1,6 +1,8 @@
 """The Gemma line equals transformers at toy size, switch by switch, and refuses what it does not implement."""
 
 import json
+import tempfile
+from pathlib import Path
 
 import pytest
 import torch
@@ -240,6 +242,33 @@ def test_a_decoder_beside_an_encoder_of_images_equals_transformers(tied, tmp_pat
     with in_float64(), torch.no_grad():
         expected = theirs(torch.arange(20)[None], use_cache=False).logits
     assert_near(logits(tmp_path), expected, 1e-9)
+
+
+def test_a_decoder_beside_an_encoder_of_images_in_float32(tmp_path):
+    save_toy(BOTH, tmp_path)
+    model, ids = open_model(str(tmp_path)), torch.arange(20)[None]
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32, attn_implementation="eager").eval()
+    with torch.no_grad():
+        expected = theirs(ids, use_cache=False).logits
+    assert_near(forward(Inputs(ids), model.weights(torch.float32, CPU), model.spec), expected, 1e-4)
+
+
+@settings(max_examples=5, deadline=None, derandomize=True)
+@given(
+    GLOBAL,
+    st.fixed_dictionaries(ACTIVATION | SCALAR | WINDOW | BIAS | {"sliding_window_pattern": st.integers(2, 4)}),
+    TYPED,
+    st.booleans(),
+)
+def test_any_switches_of_the_decoder_inside_equal_transformers(turns, switches, typed, tied):
+    config = BOTH | {"text_config": SMALL | turns | switches | typed, "tie_word_embeddings": tied}
+    with tempfile.TemporaryDirectory() as name:
+        theirs = save_toy(config, Path(name))
+        ids = torch.arange(24)[None]
+        with in_float64(), torch.no_grad():
+            expected = theirs(ids, use_cache=False).logits
+        model = open_model(name)
+        assert_near(forward(Inputs(ids), model.weights(torch.float64, CPU), model.spec), expected, 1e-9)
 
 
 @pytest.mark.parametrize("prefix", ["model.language_model.", "language_model."])
