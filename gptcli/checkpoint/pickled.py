@@ -39,6 +39,7 @@ def load(path: Path) -> Pickled:
 
 @lru_cache(maxsize=256)
 def _load(path: Path, changed: int, size: int) -> Pickled:
+    """changed and size tell a file from one that was written over it."""
     import torch
 
     def refuse(reason: str, hint: str = "fetch or write the file again", code: str = "corrupt") -> GptcliError:

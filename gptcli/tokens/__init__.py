@@ -26,14 +26,13 @@ OWN_RULE = Rule()
 
 
 class Tokenizer:
-    """name: what encodes, for a person; size: how many ids it knows; whole: it means to know every row of the table.
+    """name: what encodes, for a person; size: how many ids it knows.
 
     between: what joins two pieces in a text; unknown: the id of everything that it has no other id for.
     """
 
     name: str
     size: int
-    whole = True
     between = b""
     unknown: int | None = None
 
@@ -91,7 +90,7 @@ def framed(ids: list[int], ends: Ends, rule: Rule, bos: int | None, name: str) -
 class Words(Tokenizer):
     """A toy vocabulary: a text is words parted by spaces, and an id may have no word."""
 
-    whole, between = False, b" "
+    between = b" "
 
     def __init__(self, words: dict[int, str], model: str, named: bool):
         self.words, self.ids = words, {word: id_ for id_, word in words.items()}
