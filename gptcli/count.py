@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from math import prod
 
 from gptcli.errors import GptcliError
-from gptcli.layout import Param, layout
+from gptcli.layout import Param, Place, layout
 from gptcli.spec import Attention, Spec
 
 # Bytes of one number, by type.
@@ -49,25 +49,30 @@ def without_positions(params: Iterable[Param]) -> int:
 
 
 def component(name: str) -> str:
-    """The first part of a path: `embed`, `pos_embed`, `layers`, `final_norm`, `lm_head`…"""
-    return name.partition(".")[0]
-
-
-def layer_index(name: str) -> int | None:
-    """3 for `layers.3.attn.q.weight`, None outside the layers."""
-    return int(name.split(".")[1]) if component(name) == "layers" else None
+    """What of its stack a weight belongs to: `embed`, `pos_embed`, `layers`, `final_norm`, `lm_head`…"""
+    place = Place.of(name)
+    return "layers" if place.layer is not None else place.name.partition(".")[0]
 
 
 def layer_part(name: str) -> str:
-    """What a weight inside a layer belongs to: `attention`, `mlp` or `norms`. q/k norms count as attention's."""
-    part = name.split(".")[2]
-    return {"attn": "attention", "mlp": "mlp"}.get(part, "norms")
+    """What a weight called so within a layer belongs to: `attention`, `cross-attention`, `mlp` or `norms`.
+
+    q/k norms count as attention's.
+    """
+    part = name.partition(".")[0]
+    return {"attn": "attention", "cross": "cross-attention", "mlp": "mlp"}.get(part, "norms")
 
 
-def kv_cache_bytes(spec: Spec, tokens: int, item_bytes: int, batch: int = 1) -> int:
-    """Bytes of all layers' keys and values after `tokens` tokens; a window keeps only its latest."""
-    parts = [spec.at(i).attention for i in range(spec.n_layers)]
-    kept = sum(min(tokens, a.window or tokens) * a.n_kv_heads * a.head_dim for a in parts)
+def kv_cache_bytes(spec: Spec, tokens: int, item_bytes: int, batch: int = 1, source: int = 0) -> int:
+    """Bytes of all layers' keys and values after `tokens` tokens; a window keeps only its latest.
+
+    source: tokens of the source text, whose keys and values each layer's cross attention keeps.
+    """
+    kept = 0
+    for here in (spec.at(i) for i in range(spec.n_layers)):
+        a, cross = here.attention, here.cross
+        kept += min(tokens, a.window or tokens) * a.n_kv_heads * a.head_dim
+        kept += source * cross.n_kv_heads * cross.head_dim if cross else 0
     return 2 * batch * kept * item_bytes
 
 
@@ -78,31 +83,40 @@ def attention_matrix_bytes(spec: Spec, tokens: int, item_bytes: int) -> int:
 
 def visible_pairs(part: Attention, tokens: int) -> int:
     """(query, key) pairs of one head that the mask lets through: T² in full, T(T+1)/2 causal, less with a window."""
-    if not part.causal:
-        return tokens * tokens
     window = min(part.window or tokens, tokens)
-    return window * (window + 1) // 2 + (tokens - window) * window
+    causal = window * (window + 1) // 2 + (tokens - window) * window
+    return causal if part.causal else 2 * causal - tokens  # both ways: its mirror too, the diagonal once
 
 
-def flops_forward(spec: Spec, tokens: int, batch: int = 1, masked: bool = True, head_rows: int | None = None) -> int:
-    """FLOPs of one forward pass over [B, T] tokens.
+def flops_forward(
+    spec: Spec, tokens: int, batch: int = 1, masked: bool = True, head_rows: int | None = None, source: int = 0
+) -> int:
+    """FLOPs of one forward pass over [B, T] tokens, and over [B, S] of the source where an encoder reads one.
 
     masked: count only the (query, key) pairs that the mask lets through, instead of all T². head_rows: positions of
     each text that go through the head (None: all of them).
     """
-    products = [p for p in layout(spec) if p.role in ("matrix", "residual")]
-    matrices = sum(_active(p, spec) for p in products if component(p.name) not in AFTER)
-    attention = 0
-    for a in (spec.at(i).attention for i in range(spec.n_layers)):
-        attention += 2 * (visible_pairs(a, tokens) if masked else tokens * tokens) * a.n_heads * a.head_dim
-    after = sum(prod(p.shape) for p in products if component(p.name) in AFTER)
-    head = (tokens if head_rows is None else head_rows) * after
-    return 2 * batch * (tokens * matrices + attention + head)
+    rows = tokens if head_rows is None else head_rows
+    total = flops_forward(spec.encoder, source, batch, masked) if spec.encoder is not None else 0
+    for param in layout(spec):
+        place = Place.of(param.name)
+        if param.role not in ("matrix", "residual") or place.stack:
+            continue
+        # Keys and values of a cross attention are made of the source.
+        of_source = place.name.startswith(("cross.k.", "cross.v."))
+        each = rows if component(param.name) in AFTER else source if of_source else tokens
+        total += 2 * batch * each * _active(param, spec)
+    for here in (spec.at(i) for i in range(spec.n_layers)):
+        a, cross = here.attention, here.cross
+        pairs = (visible_pairs(a, tokens) if masked else tokens * tokens) * a.n_heads * a.head_dim
+        pairs += tokens * source * cross.n_heads * cross.head_dim if cross else 0
+        total += 2 * batch * 2 * pairs  # scores, and weighted values
+    return total
 
 
 def _active(param: Param, spec: Spec) -> int:
     """Numbers of a matrix that one token meets: of experts, which are alike, the first stand for those it takes."""
+    place = Place.of(param.name)
     if ".experts." in param.name:
-        taken = int(param.name.split(".")[4]) < spec.at(layer_index(param.name)).mlp.top_k
-        return prod(param.shape) if taken else 0
+        return prod(param.shape) if int(place.name.split(".")[2]) < place.spec(spec).mlp.top_k else 0
     return prod(param.shape)

@@ -9,13 +9,37 @@ from collections.abc import Iterator
 from math import prod
 from typing import Literal, NamedTuple
 
-from gptcli.spec import Dense, Experts, LayerNorm, Learned, NoNorm, Spec
+from gptcli.spec import Dense, Experts, LayerNorm, Learned, NoNorm, Relative, Spec
 
 # What a dimension counts, and its letter.
 AXES = {
     "vocab": "V", "context": "n", "hidden": "C", "heads": "H·D", "kv_heads": "G·D", "head": "H", "head_dim": "D",
-    "embed": "P", "mlp": "F", "experts": "E", "one": "1",
+    "embed": "P", "mlp": "F", "experts": "E", "one": "1", "segments": "segments", "buckets": "buckets",
 }  # fmt: skip
+
+
+class Place(NamedTuple):
+    """Where a weight or an activation stands: which stack (`encoder`, or empty), which layer (from 0), and what it is
+    called there: `encoder.layers.3.attn.q` is Place("encoder", 3, "attn.q").
+    """
+
+    stack: Literal["", "encoder"]
+    layer: int | None
+    name: str
+
+    @classmethod
+    def of(cls, path: str) -> "Place":
+        inside = path.removeprefix("encoder.")
+        stack = "encoder" if inside != path else ""
+        if not inside.startswith("layers."):
+            return cls(stack, None, inside)
+        _, index, name = inside.split(".", 2)
+        return cls(stack, int(index), name)
+
+    def spec(self, whole: Spec) -> Spec:
+        """The architecture there: of the whole, this stack's, and in it this layer's."""
+        stack = whole.encoder if self.stack else whole
+        return stack if self.layer is None else stack.at(self.layer)
 
 
 class Param(NamedTuple):
@@ -41,32 +65,65 @@ class Param(NamedTuple):
 
 def layout(spec: Spec) -> Iterator[Param]:
     """Every weight that the forward pass reads, in the order in which it reads them."""
-    hidden = (spec.hidden_size, "hidden")
-    row = hidden if spec.embed_size is None else (spec.embed_size, "embed")
+    if spec.encoder is not None:
+        for param in layout(spec.encoder):
+            shared = param.name == "embed.weight" and spec.encoder_embed == "shared"
+            tied_to = "embed.weight" if shared else f"encoder.{param.tied_to}" if param.tied_to else ""
+            yield param._replace(name=f"encoder.{param.name}", tied_to=tied_to)
+    yield from _embedding(spec)
+    for i in range(spec.n_layers):
+        yield from _layer(f"layers.{i}", spec.at(i))
+    if spec.norm.final:
+        yield from _norm("final_norm", spec.hidden_size, "hidden", spec)
+    yield from _head(spec)
+
+
+def _embedding(spec: Spec) -> Iterator[Param]:
+    hidden, row = (spec.hidden_size, "hidden"), _row(spec)
     yield Param("embed.weight", (spec.vocab_size, row[0]), ("vocab", row[1]), "table")
     if spec.embed_size is not None:
         yield from _linear("embed_in", hidden, row, False)
     if isinstance(spec.position, Learned):
         rows = spec.context_length + spec.position.offset
         yield Param("pos_embed.weight", (rows, spec.hidden_size), ("context", "hidden"), "table")
+    if spec.n_segments is not None:
+        yield Param("segment_embed.weight", (spec.n_segments, spec.hidden_size), ("segments", "hidden"), "table")
     if spec.norm.embedding:
         yield from _norm("embed_norm", *hidden, spec)
-    for i in range(spec.n_layers):
-        yield from _layer(f"layers.{i}", spec.at(i))
-    if spec.norm.final:
-        yield from _norm("final_norm", *hidden, spec)
+    if isinstance(spec.position, Relative):
+        shape = (spec.position.buckets, spec.attention.n_heads)
+        yield Param("rel_bias.weight", shape, ("buckets", "head"), "table")
+
+
+def _head(spec: Spec) -> Iterator[Param]:
+    head, hidden, row = spec.lm_head, (spec.hidden_size, "hidden"), _row(spec)
+    if head is None:
+        return
     if spec.embed_size is not None:
         yield from _linear("embed_out", row, hidden, False)
-    tied_to = "embed.weight" if spec.lm_head.tied else ""
+    if head.transform is not None:
+        yield from _linear("lm_head.dense", hidden, hidden, head.transform.bias)
+        yield from _norm("lm_head.norm", *hidden, spec)
+    tied_to = "embed.weight" if head.tied else ""
     yield Param("lm_head.weight", (spec.vocab_size, row[0]), ("vocab", row[1]), "matrix", tied_to)
-    if spec.lm_head.bias:
+    if head.bias:
         yield Param("lm_head.bias", (spec.vocab_size,), ("vocab",), "bias")
 
 
+def _row(spec: Spec) -> tuple[int, str]:
+    """The size of a token's row, and its axis."""
+    return (spec.hidden_size, "hidden") if spec.embed_size is None else (spec.embed_size, "embed")
+
+
 def _layer(at: str, spec: Spec) -> Iterator[Param]:
-    yield from _sublayer_norms(f"{at}.attn", spec, before=True)
-    yield from _attention(f"{at}.attn", spec)
+    if spec.attention.normed:
+        yield from _sublayer_norms(f"{at}.attn", spec, before=True)
+    yield from _attention(f"{at}.attn", spec, spec.hidden_size)
     yield from _sublayer_norms(f"{at}.attn", spec, before=False)
+    if spec.encoder is not None:
+        yield from _sublayer_norms(f"{at}.cross", spec, before=True)
+        yield from _attention(f"{at}.cross", spec.across, spec.encoder.hidden_size)
+        yield from _sublayer_norms(f"{at}.cross", spec, before=False)
     if isinstance(spec.mlp, (Dense, Experts)):
         # Where one norm serves both sublayers, the MLP has none of its own.
         if spec.residual != "parallel_shared":
@@ -86,11 +143,12 @@ def _sublayer_norms(at: str, spec: Spec, before: bool) -> Iterator[Param]:
         yield from _norm(f"{at}_norm", *hidden, spec)
 
 
-def _attention(at: str, spec: Spec) -> Iterator[Param]:
-    a, hidden = spec.attention, (spec.hidden_size, "hidden")
+def _attention(at: str, spec: Spec, read_size: int) -> Iterator[Param]:
+    """read_size: of the vectors that keys and values are made of."""
+    a, hidden, read = spec.attention, (spec.hidden_size, "hidden"), (read_size, "hidden")
     heads, kv_heads = (a.n_heads * a.head_dim, "heads"), (a.n_kv_heads * a.head_dim, "kv_heads")
-    for letter, size in (("q", heads), ("k", kv_heads), ("v", kv_heads)):
-        yield from (p._replace(head_dim=a.head_dim) for p in _linear(f"{at}.{letter}", size, hidden, a.bias))
+    for letter, size, into in (("q", heads, hidden), ("k", kv_heads, read), ("v", kv_heads, read)):
+        yield from (p._replace(head_dim=a.head_dim) for p in _linear(f"{at}.{letter}", size, into, a.bias))
     for letter, number, size in (("q", a.n_heads, heads), ("k", a.n_kv_heads, kv_heads)):
         if a.qk_norm == "head":
             yield from _norm(f"{at}.{letter}_norm", a.head_dim, "head_dim", spec)

@@ -6,9 +6,10 @@ wrong type or an impossible combination is an error that names its path (`attent
 """
 
 from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
+from functools import cache
 from reprlib import Repr
 from types import NoneType, UnionType
-from typing import Any, ClassVar, Literal, Union, get_args, get_origin
+from typing import Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
 
 from gptcli.errors import GptcliError, nearest
 
@@ -37,6 +38,39 @@ class Learned:
 
     kind: ClassVar[str] = "learned"
     offset: Literal[0, 2] = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sinusoidal:
+    """Sines and cosines of position · theta^(-2i/C), added to the token embedding (arXiv:1706.03762).
+
+    pairs: where the sine and the cosine of one frequency stand: side by side (`neighbours`), or all sines before all
+    cosines (`halves`).
+    """
+
+    kind: ClassVar[str] = "sinusoidal"
+    theta: float = 10_000.0
+    pairs: Literal["halves", "neighbours"] = "neighbours"
+
+    def __post_init__(self):
+        require(self.theta > 0, f"theta: {self.theta:g} is not positive")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Relative:
+    """A learned number for each head and distance, added to the scores of all layers' own attention (arXiv:1910.10683).
+
+    Distances share `buckets`: near ones have one each, far ones more and more of them share one, and from max_distance
+    on all share the last. Without a causal mask, half of the buckets are for keys to the right.
+    """
+
+    kind: ClassVar[str] = "relative"
+    buckets: int = 32
+    max_distance: int = 128
+
+    def __post_init__(self):
+        require(self.buckets % 4 == 0, f"buckets: {self.buckets} is not a multiple of 4")
+        require(self.max_distance > self.buckets // 2, f"max_distance: {self.max_distance} is within the near buckets")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,7 +238,8 @@ class Attention:
     many latest keys, itself among them, and without `causal` as many to the other side. softcap: scores become
     cap·tanh(score/cap). sinks: each head has one learned score more in its softmax, for a key that holds nothing.
     qk_norm: the model's norm on q and k, of each `head` by one set of weights, of `each` head by its own (no bias), or
-    of the `whole` projection; qk_norm_place: before or after the rotation.
+    of the `whole` projection; qk_norm_place: before or after the rotation. normed: false where it reads the residual
+    stream as it is, though norms stand before sublayers.
     """
 
     n_heads: int
@@ -215,6 +250,7 @@ class Attention:
     causal: bool = True
     qk_norm: Literal["none", "head", "each", "whole"] = "none"
     qk_norm_place: Literal["before", "after"] = "before"
+    normed: bool = True
     scale: float | None = None
     window: int | None = None
     softcap: float | None = None
@@ -270,16 +306,25 @@ class Experts:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Transform:
+    """What a head does to the final vector first: norm(act(dense(x))), by a matrix [C, C] and the model's norm."""
+
+    activation: Activation
+    bias: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
 class Head:
     """Logits: scale · (final vector · weight [V, C] (+ bias)). tied: the weight is the token embedding's.
 
-    softcap: logits become cap·tanh(logit/cap).
+    softcap: logits become cap·tanh(logit/cap). transform: of the final vector, before.
     """
 
     tied: bool = False
     bias: bool = False
     scale: float = 1.0
     softcap: float | None = None
+    transform: Transform | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -298,8 +343,13 @@ class Spec:
 
     embed_size: the size of a token's row where it is not C; a matrix takes it to C, and one takes the final vector back
     before the head. embed_scale multiplies the token embedding, residual_scale what a sublayer adds to the residual.
+    n_segments: rows of a table that tells a text's parts from one another, added to the token embedding.
     residual: the MLP reads what the attention left (`sequential`), or what the attention read: by a norm of its own
     (`parallel`), or by the attention's (`parallel_shared`). `tokenizer` names an encoding that ships with a library.
+
+    encoder: what reads a source text, an architecture without a head; every layer then has, between its own attention
+    and its MLP, the cross attention from its text to the encoder's final vectors. encoder_embed: the encoder looks
+    tokens up in the decoder's table (`shared`) or in its `own`. lm_head null: the final vectors are what comes out.
     """
 
     name: str = ""
@@ -309,14 +359,18 @@ class Spec:
     n_layers: int
     embed_size: int | None = None
     embed_scale: float = 1.0
-    position: NoPosition | Learned | Rope
+    n_segments: int | None = None
+    position: NoPosition | Learned | Sinusoidal | Relative | Rope
     norm: NoNorm | LayerNorm | RMSNorm
     attention: Attention
     mlp: NoMLP | Dense | Experts
     residual: Literal["sequential", "parallel", "parallel_shared"] = "sequential"
     residual_scale: float = 1.0
     variants: tuple[Variant, ...] = ()
-    lm_head: Head
+    encoder: "Spec | None" = None
+    encoder_embed: Literal["shared", "own"] = "shared"
+    cross: Attention | None = None
+    lm_head: Head | None
     tokenizer: str = ""
 
     def __post_init__(self):
@@ -334,9 +388,32 @@ class Spec:
         require(self.n_layers <= MOST_LAYERS, f"n_layers: {show(self.n_layers)} is more than {MOST_LAYERS:,}")
         alone = self.norm.placement == "pre" or self.residual == "sequential"
         require(alone, f"residual: {self.residual} needs norm.placement: pre")
+        halved = not isinstance(self.position, Sinusoidal) or self.hidden_size % 2 == 0
+        require(halved, f"hidden_size: {self.hidden_size} is odd, and sines and cosines share it in halves")
+        self._check_encoder()
         for variant in self.variants:
             for layer in variant.layers:
                 require(layer < self.n_layers, f"variants.layers: {layer} is beyond n_layers: {self.n_layers} (from 0)")
+
+    def _check_encoder(self) -> None:
+        encoder, cross = self.encoder, self.cross
+        require((encoder is None) == (cross is None), "cross: an encoder and a cross attention come together")
+        if encoder is None:
+            return
+        require(encoder.encoder is None and encoder.lm_head is None, "encoder: it has no encoder and no lm_head itself")
+        unmasked = not cross.causal and cross.window is None
+        require(unmasked, "cross: no mask and no window parts a text from its source")
+        require(cross.normed, "cross.normed: false, which only a layer's own attention may be")
+        require(self.residual == "sequential", f"residual: {self.residual}, but cross attention stands in a row")
+        for field in ("vocab_size", "hidden_size", "embed_size"):
+            theirs, ours = getattr(encoder, field), getattr(self, field)
+            alike = self.encoder_embed == "own" or theirs == ours
+            require(alike, f"encoder.{field}: {theirs} is not {ours}, and encoder_embed: shared says of one table")
+
+    @property
+    def across(self) -> "Spec":
+        """This Spec as its cross attention is built by it."""
+        return replace(self, attention=self.cross, position=NoPosition(), encoder=None, cross=None)
 
     def at(self, layer: int) -> "Spec":
         """This Spec as it is for one layer (from 0): the parts of the variant that names it, where one does."""
@@ -366,7 +443,8 @@ def read_spec(raw: Any) -> Spec:
     """A Spec from the nested mapping that a YAML config (or a family's record) holds.
 
     Left out, n_kv_heads is n_heads, head_dim is hidden_size / n_heads, o_bias is bias, and a model whose norms stand
-    before its sublayers has a final norm. Raises SpecError, naming the path.
+    before its sublayers has a final norm. An encoder says only what differs from the decoder, but that it sees both
+    ways; so does the cross attention. Raises SpecError, naming the path.
     """
     return decode(Spec, _with_defaults(raw), "")
 
@@ -375,7 +453,13 @@ def _with_defaults(raw: Any) -> Any:
     if not isinstance(raw, dict):
         return raw
     raw = dict(raw)
-    norm, variants = raw.get("norm"), raw.get("variants")
+    norm, variants, attention = raw.get("norm"), raw.get("variants"), raw.get("attention")
+    if isinstance(raw.get("encoder"), dict) and isinstance(attention, dict):
+        both_ways = raw | {"attention": attention | {"causal": False}}
+        raw["encoder"] = _encoder_with_defaults(raw["encoder"], both_ways)
+        cross = raw.get("cross") if raw.get("cross") is not None else {}
+        if isinstance(cross, dict):
+            raw["cross"] = _attention_with_defaults(both_ways["attention"] | cross, raw)
     if isinstance(norm, dict) and norm.get("placement") == "post" and norm.get("kind") != "none":
         raw["norm"] = {"final": False} | norm
     if isinstance(raw.get("attention"), dict):
@@ -383,6 +467,18 @@ def _with_defaults(raw: Any) -> Any:
     if isinstance(variants, list):
         raw["variants"] = [_variant_with_defaults(one, raw) if isinstance(one, dict) else one for one in variants]
     return raw
+
+
+def _encoder_with_defaults(encoder: dict, raw: dict) -> dict:
+    """The decoder's fields and what the encoder says in their place: of a part of the same kind, only what differs."""
+    apart = ("encoder", "encoder_embed", "cross", "variants", "lm_head", "tokenizer", "name")
+    common = {field: value for field, value in raw.items() if field not in apart}
+    for field, value in encoder.items():
+        ours = common.get(field)
+        parts = isinstance(value, dict) and isinstance(ours, dict)
+        alike = parts and value.get("kind", ours.get("kind")) == ours.get("kind")
+        common[field] = ours | value if alike else value
+    return _with_defaults({"lm_head": None} | common)
 
 
 def _attention_with_defaults(attention: dict, raw: dict) -> dict:
@@ -471,7 +567,7 @@ def _decode_tagged(options: list, raw: Any, path: str) -> Any:
 def _decode_fields(kind: Any, raw: Any, path: str) -> Any:
     require(isinstance(raw, dict), f"{path or 'the config'}: {show(raw)} is not a mapping")
     prefix = f"{path}." if path else ""
-    known = {f.name: f for f in fields(kind)}
+    known, types = {f.name: f for f in fields(kind)}, _types(kind)
     for key in raw:
         if key not in known:
             raise SpecError(
@@ -480,11 +576,17 @@ def _decode_fields(kind: Any, raw: Any, path: str) -> Any:
     for field in known.values():
         missing = field.name not in raw and field.default is MISSING
         require(not missing, f"{prefix}{field.name}: missing")
-    values = {k: decode(known[k].type, v, prefix + k) for k, v in raw.items()}
+    values = {k: decode(types[k], v, prefix + k) for k, v in raw.items()}
     try:
         return kind(**values)
     except SpecError as error:
         raise SpecError(prefix + error.message, error.hint, "spec") from None
+
+
+@cache
+def _types(kind: type) -> dict[str, Any]:
+    """Each field's type; a Spec has one of its own kind inside."""
+    return get_type_hints(kind)
 
 
 def to_dict(part: Any) -> Any:

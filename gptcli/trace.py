@@ -5,81 +5,104 @@ of the fused pass holds (scores, softmax weights) is computed on the side, only 
 asks for by `selection`. Imports no torch: a probe only hands on what it is given.
 """
 
+import re
 from collections.abc import Callable, Iterator
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
+from gptcli.layout import Place
 from gptcli.spec import Dense, Experts, NoMLP, Rope, Spec
 
 # Every activation in order of birth, with its axes. B texts, T queries, S keys, C hidden size, P the size of a token's
 # row where it is not C, H heads, G key/value heads, D head size, F MLP size, E experts, V vocabulary. `#` is the layer,
 # from 0.
-POINTS = {
+ATTENTION_POINTS = {
+    "q": "BHTD",
+    "k": "BGSD",
+    "v": "BGSD",
+    "q_norm": "BHTD",
+    "k_norm": "BGSD",
+    "q_rot": "BHTD",
+    "k_rot": "BGSD",
+    "scores": "BHTS",
+    "pattern": "BHTS",
+    "sink": "BHT",
+    "z": "BHTD",
+}
+LAYER_POINTS = {
+    "resid_pre": "BTC",
+    "attn_norm": "BTC",
+    **{f"attn.{name}": axes for name, axes in ATTENTION_POINTS.items()},
+    "attn_out": "BTC",
+    "attn_out_norm": "BTC",
+    "resid_mid": "BTC",
+    "cross_norm": "BTC",
+    **{f"cross.{name}": axes for name, axes in ATTENTION_POINTS.items() if not name.endswith("_rot")},
+    "cross_out": "BTC",
+    "cross_out_norm": "BTC",
+    "resid_cross": "BTC",
+    "mlp_norm": "BTC",
+    "mlp.router": "BTE",
+    "mlp.up": "BTF",
+    "mlp.gate": "BTF",
+    "mlp.act": "BTF",
+    "mlp_out": "BTC",
+    "mlp_out_norm": "BTC",
+    "resid_post": "BTC",
+}
+STACK_POINTS = {
     "embed": "BTC",
     "embed_norm": "BTC",
-    "layers.#.resid_pre": "BTC",
-    "layers.#.attn_norm": "BTC",
-    "layers.#.attn.q": "BHTD",
-    "layers.#.attn.k": "BGSD",
-    "layers.#.attn.v": "BGSD",
-    "layers.#.attn.q_norm": "BHTD",
-    "layers.#.attn.k_norm": "BGSD",
-    "layers.#.attn.q_rot": "BHTD",
-    "layers.#.attn.k_rot": "BGSD",
-    "layers.#.attn.scores": "BHTS",
-    "layers.#.attn.pattern": "BHTS",
-    "layers.#.attn.sink": "BHT",
-    "layers.#.attn.z": "BHTD",
-    "layers.#.attn_out": "BTC",
-    "layers.#.attn_out_norm": "BTC",
-    "layers.#.resid_mid": "BTC",
-    "layers.#.mlp_norm": "BTC",
-    "layers.#.mlp.router": "BTE",
-    "layers.#.mlp.up": "BTF",
-    "layers.#.mlp.gate": "BTF",
-    "layers.#.mlp.act": "BTF",
-    "layers.#.mlp_out": "BTC",
-    "layers.#.mlp_out_norm": "BTC",
-    "layers.#.resid_post": "BTC",
+    **{f"layers.#.{name}": axes for name, axes in LAYER_POINTS.items()},
     "final_norm": "BTC",
+}
+# An encoder's positions are the ones that a decoder's cross attention reads.
+POINTS = {
+    **{f"encoder.{n}": axes.replace("T", "S") for n, axes in STACK_POINTS.items() if "cross" not in n},
+    **STACK_POINTS,
+    "lm_head.dense": "BTC",
+    "lm_head.norm": "BTC",
     "embed_out": "BTP",
     "logits": "BTV",
 }
 
 # What no tensor of the fused pass holds: computed on the side for who asks.
-ON_THE_SIDE = ("layers.#.attn.scores", "layers.#.attn.pattern", "layers.#.attn.sink")
+ON_THE_SIDE = tuple(path for path in POINTS if path.endswith((".scores", ".pattern", ".sink")))
 
 
 def points(spec: Spec) -> Iterator[tuple[str, str]]:
     """(path, axes) of every activation that this architecture has, in order of birth."""
-    yield "embed", POINTS["embed"]
-    if spec.norm.embedding:
-        yield "embed_norm", POINTS["embed_norm"]
+    if spec.encoder is not None:
+        yield from ((f"encoder.{path}", axes.replace("T", "S")) for path, axes in points(spec.encoder))
+    yield from ((path, POINTS[re.sub(r"^layers\.\d+", "layers.#", path)]) for path in _names(spec))
+
+
+def _names(spec: Spec) -> Iterator[str]:
+    yield "embed"
+    yield from ("embed_norm",) * spec.norm.embedding
     for i in range(spec.n_layers):
-        yield from ((f"layers.{i}.{point}", POINTS[f"layers.#.{point}"]) for point in _inside(spec.at(i)))
-    if spec.norm.final:
-        yield "final_norm", POINTS["final_norm"]
-    if spec.embed_size is not None:
-        yield "embed_out", POINTS["embed_out"]
-    yield "logits", POINTS["logits"]
+        yield from (f"layers.{i}.{name}" for name in _inside(spec.at(i)))
+    yield from ("final_norm",) * spec.norm.final
+    if spec.lm_head is not None:
+        yield from ("lm_head.dense", "lm_head.norm") if spec.lm_head.transform is not None else ()
+        yield from ("embed_out",) * (spec.embed_size is not None)
+        yield "logits"
 
 
 def _inside(spec: Spec) -> Iterator[str]:
     """The points of one layer, in order of birth."""
-    placement, a = spec.norm.placement, spec.attention
-    before, output, post = placement in ("pre", "sandwich"), placement in ("output", "sandwich"), placement == "post"
-    normed = ("attn.q_norm", "attn.k_norm") if a.qk_norm != "none" else ()
-    turned = ("attn.q_rot", "attn.k_rot") if isinstance(spec.position, Rope) else ()
+    placement = spec.norm.placement
+    before, post = placement in ("pre", "sandwich"), placement == "post"
     yield "resid_pre"
-    yield from ("attn_norm",) * before
-    yield from ("attn.q", "attn.k", "attn.v")
-    yield from (*normed, *turned) if a.qk_norm_place == "before" else (*turned, *normed)
-    yield from ("attn.scores", "attn.pattern")
-    yield from ("attn.sink",) * a.sinks
-    yield from ("attn.z", "attn_out")
-    yield from ("attn_out_norm",) * output
+    yield from ("attn_norm",) * (before and spec.attention.normed)
+    yield from _attending("attn", spec)
     yield from ("attn_norm",) * post
     yield "resid_mid"
+    if spec.encoder is not None:
+        yield from ("cross_norm",) * before
+        yield from _attending("cross", spec.across)
+        yield from ("cross_norm",) * post
+        yield "resid_cross"
     if not isinstance(spec.mlp, NoMLP):
         yield from ("mlp_norm",) * (before and spec.residual != "parallel_shared")
         if isinstance(spec.mlp, Dense):
@@ -87,9 +110,21 @@ def _inside(spec: Spec) -> Iterator[str]:
         else:
             yield "mlp.router"
         yield "mlp_out"
-        yield from ("mlp_out_norm",) * output
+        yield from ("mlp_out_norm",) * (placement in ("output", "sandwich"))
         yield from ("mlp_norm",) * post
     yield "resid_post"
+
+
+def _attending(at: str, spec: Spec) -> Iterator[str]:
+    """The points of one attention and of what it gives."""
+    a = spec.attention
+    normed = ("q_norm", "k_norm") if a.qk_norm != "none" else ()
+    turned = ("q_rot", "k_rot") if isinstance(spec.position, Rope) else ()
+    later = (*normed, *turned) if a.qk_norm_place == "before" else (*turned, *normed)
+    sink = ("sink",) * a.sinks
+    yield from (f"{at}.{name}" for name in ("q", "k", "v", *later, "scores", "pattern", *sink, "z"))
+    yield f"{at}_out"
+    yield from (f"{at}_out_norm",) * (spec.norm.placement in ("output", "sandwich"))
 
 
 def sizes(spec: Spec, batch: int, queries: int, keys: int) -> dict[str, int]:
@@ -99,6 +134,16 @@ def sizes(spec: Spec, batch: int, queries: int, keys: int) -> dict[str, int]:
     letters |= {"F": mlp.size} if isinstance(mlp, Dense) else {"E": mlp.n_experts} if isinstance(mlp, Experts) else {}
     letters |= {} if spec.embed_size is None else {"P": spec.embed_size}
     return letters | {"H": a.n_heads, "G": a.n_kv_heads, "D": a.head_dim}
+
+
+def shapes(spec: Spec, batch: int, length: int, source: int = 0) -> Iterator[tuple[str, str, tuple[int, ...]]]:
+    """(path, axes, shape) of every activation, for texts of so many tokens and sources of so many."""
+    for path, axes in points(spec):
+        place = Place.of(path)
+        here = place.spec(spec)
+        across = place.name.startswith("cross.")
+        letters = sizes(here.across if across else here, batch, length, source if across or place.stack else length)
+        yield path, axes, tuple(letters[axis] for axis in axes)
 
 
 class Selection(NamedTuple):

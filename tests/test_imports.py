@@ -105,7 +105,9 @@ def read(tree: ast.AST) -> set[str]:
 
 
 PARTS = [kind for kind in vars(spec).values() if isinstance(kind, type) and is_dataclass(kind)]
-HOLDS_A_PART = {"position", "norm", "attention", "mlp", "lm_head", "variants", "layers"}
+HOLDS_A_PART = {
+    *("position", "norm", "attention", "mlp", "lm_head", "variants", "layers", "encoder", "cross", "transform"),
+}
 FIELDS = sorted({f"{part.__name__}.{field.name}" for part in PARTS for field in fields(part)})
 LEAVES = [name for name in FIELDS if name.partition(".")[2] not in {"name", "tokenizer"} | HOLDS_A_PART]
 

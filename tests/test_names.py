@@ -6,11 +6,11 @@ import torch
 from gptcli import shipped
 from gptcli.config import read_config
 from gptcli.layout import layout
-from gptcli.model.forward import Inputs, forward
+from gptcli.model.forward import forward
 from gptcli.model.init import random_weights
 from gptcli.model.weights import Weights
-from gptcli.trace import POINTS, Recorder, points, sizes
-from tests.toys import shrunk
+from gptcli.trace import POINTS, Recorder, points, shapes
+from tests.toys import fed, shrunk
 
 CPU = torch.device("cpu")
 
@@ -32,7 +32,7 @@ def test_names_read_are_names_declared(name):
     spec = shrunk(read_config(shipped.configs()[name]).spec)
     params = list(layout(spec))
     tensors = Noted(random_weights(spec, params, 0, torch.float32, CPU))
-    forward(Inputs(torch.arange(9)[None] % spec.vocab_size), Weights.of(params, tensors), spec)
+    forward(fed(spec, torch.arange(9)[None] % spec.vocab_size), Weights.of(params, tensors), spec)
     assert tensors.read == {p.name for p in params if not p.tied_to}
     assert {p.name: p.shape for p in params if not p.tied_to} == {n: tuple(t.shape) for n, t in tensors.items()}
 
@@ -44,12 +44,12 @@ def test_recorded_names_are_the_points_in_order_with_their_axes(name):
     weights = Weights.of(params, random_weights(spec, params, 0, torch.float32, CPU))
     ids = torch.arange(9).view(1, 9).expand(2, 9) % spec.vocab_size
     recorder = Recorder("*")
-    forward(Inputs(ids), weights, spec, recorder)
-    declared = dict(points(spec))
-    assert list(recorder.kept) == list(declared)
-    letters = sizes(spec, 2, 9, 9)
+    forward(fed(spec, ids), weights, spec, recorder)
+    declared = {path: (axes, shape) for path, axes, shape in shapes(spec, 2, 9, 11)}
+    assert list(recorder.kept) == list(declared) == [path for path, _ in points(spec)]
     for path, tensor in recorder.kept.items():
-        assert tuple(tensor.shape) == tuple(letters[axis] for axis in declared[path]), path
+        axes, shape = declared[path]
+        assert tuple(tensor.shape) == shape and len(axes) == len(shape), path
     assert {".".join("#" if part.isdigit() else part for part in path.split(".")) for path in declared} <= set(POINTS)
 
 
@@ -59,7 +59,7 @@ def test_watching_changes_no_bit(name, rows):
     spec = shrunk(read_config(shipped.configs()[name]).spec)
     params = list(layout(spec))
     weights = Weights.of(params, random_weights(spec, params, 0, torch.float32, CPU))
-    inputs = Inputs(torch.arange(9)[None] % spec.vocab_size, rows=rows)
+    inputs = fed(spec, torch.arange(9)[None] % spec.vocab_size, rows)
     silent = forward(inputs, weights, spec)
     watched = forward(inputs, weights, spec, Recorder("*"))
     assert silent.shape == (1, 9 if rows == "all" else 1, spec.vocab_size)
@@ -72,6 +72,6 @@ def test_last_row_is_the_last_of_all_rows(name):
     params = list(layout(spec))
     weights = Weights.of(params, random_weights(spec, params, 0, torch.float64, CPU))
     ids = torch.arange(9)[None] % spec.vocab_size
-    everything = forward(Inputs(ids), weights, spec)
-    last = forward(Inputs(ids, rows="last"), weights, spec)
+    everything = forward(fed(spec, ids), weights, spec)
+    last = forward(fed(spec, ids, "last"), weights, spec)
     torch.testing.assert_close(last[:, 0], everything[:, -1], rtol=1e-12, atol=1e-12)

@@ -351,6 +351,9 @@ def test_a_part_that_is_no_mapping(field, value):
 @pytest.mark.parametrize("field", ["attention", "lm_head"])
 @pytest.mark.parametrize("value", [None, 3, [], "none"])
 def test_an_untagged_part_that_is_no_mapping(field, value):
+    if (field, value) == ("lm_head", None):  # null is no head at all
+        assert read_spec(changed(field, value)).lm_head is None
+        return
     assert fault(changed(field, value)).message == f"{field}: {value!r} is not a mapping"
 
 

@@ -4,6 +4,9 @@ from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 
+import torch
+
+from gptcli.model.forward import Inputs
 from gptcli.spec import Dense, Spec
 
 
@@ -16,7 +19,23 @@ def shrunk(spec: Spec) -> Spec:
     kv_heads = heads if a.n_kv_heads == a.n_heads else 1 if a.n_kv_heads == 1 else 2
     attention = replace(a, n_heads=heads, n_kv_heads=kv_heads, head_dim=6, window=a.window and 4)
     mlp = replace(spec.mlp, size=20) if isinstance(spec.mlp, Dense) else spec.mlp
-    return replace(spec, vocab_size=64, context_length=16, hidden_size=16, n_layers=2, attention=attention, mlp=mlp)
+    return replace(
+        spec,
+        vocab_size=64,
+        context_length=16,
+        hidden_size=16,
+        n_layers=2,
+        attention=attention,
+        mlp=mlp,
+        encoder=spec.encoder and shrunk(spec.encoder),
+        cross=spec.cross and replace(attention, causal=False, window=None),
+    )
+
+
+def fed(spec: Spec, ids: torch.Tensor, rows: str = "all") -> Inputs:
+    """The ids as a request; where there is an encoder, it reads two tokens more, in the other order."""
+    source = None if spec.encoder is None else Inputs(torch.cat((ids, ids[:, :2]), 1).flip(1))
+    return Inputs(ids, source=source, rows=rows)
 
 
 def gpt2_vocabulary(folder: Path) -> Path:

@@ -7,32 +7,50 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gptcli.model.ops import linear, norm, rotate, softcap, wide
+from gptcli.model.ops import distance_scores, linear, norm, rotate, softcap, wide
 from gptcli.model.weights import Weights
-from gptcli.spec import Attention, Spec
+from gptcli.spec import Attention, Relative, Spec
 from gptcli.trace import Silent
 
 
 class Sight:
     """Who may see whom: the one place where a mask comes from.
 
-    queries [B or 1, T] and keys [B or 1, S]: positions; present [B, S]: keys that are tokens, not padding (None: all).
+    queries [B or 1, T] and keys [B or 1, S]: positions; present [B, S]: keys that are tokens, not padding (None: all);
+    bias [B or 1, H, T, S]: what is added to the scores of those that are seen.
     """
 
-    def __init__(self, queries: Tensor, keys: Tensor, present: Tensor | None, causal: bool, window: int | None):
+    def __init__(
+        self,
+        queries: Tensor,
+        keys: Tensor,
+        present: Tensor | None,
+        causal: bool,
+        window: int | None,
+        bias: Tensor | None = None,
+    ):
         self.queries, self.keys, self.present, self.causal, self.window = queries, keys, present, causal, window
-        self.made: Tensor | None = None
+        self.bias, self.made = bias, None
 
     @classmethod
-    def of(cls, part: Attention, positions: Tensor, present: Tensor | None) -> "Sight":
-        """Every position sees by this part's rules."""
-        return cls(positions, positions, present, part.causal, part.window)
+    def of(cls, part: Attention, queries: Tensor, present: Tensor | None = None, keys: Tensor | None = None) -> "Sight":
+        """Every query sees by this part's rules. keys None: the queries' own positions."""
+        return cls(queries, queries if keys is None else keys, present, part.causal, part.window)
+
+    def biased(self, w: Weights, spec: Spec) -> "Sight":
+        """With what a distance adds to each head's scores, where positions are told so."""
+        if not isinstance(spec.position, Relative):
+            return self
+        distances = self.keys[:, None, :] - self.queries[:, :, None]  # → [B, T, S]
+        bias = distance_scores(distances, self.causal, w, spec.position)
+        return Sight(self.queries, self.keys, self.present, self.causal, self.window, bias)
 
     def at(self, rows: slice) -> "Sight":
         """Only these queries look."""
         if rows == slice(None):
             return self
-        return Sight(self.queries[:, rows], self.keys, self.present, self.causal, self.window)
+        bias = None if self.bias is None else self.bias[:, :, rows]
+        return Sight(self.queries[:, rows], self.keys, self.present, self.causal, self.window, bias)
 
     def mask(self) -> Tensor:
         """[B or 1, 1, T, S], True where the query may see the key. Made once."""
@@ -47,12 +65,19 @@ class Sight:
             seen = seen & (ago.abs() < self.window)
         return seen if self.present is None else seen & self.present[:, None, None, :]
 
+    def added(self, dtype: torch.dtype) -> Tensor:
+        """What is added to the scores: the bias where the query may see the key, else -∞. [B or 1, H or 1, T, S]."""
+        bias = torch.zeros((), dtype=dtype, device=self.queries.device) if self.bias is None else self.bias.to(dtype)
+        return torch.where(self.mask(), bias, float("-inf"))
+
     def narrow(self) -> bool:
         """Does the window hide anything?"""
         return self.window is not None and self.window < self.keys.shape[1]
 
-    def for_kernel(self) -> dict:
+    def for_kernel(self, dtype: torch.dtype = torch.float32) -> dict:
         """This mask as the kernel's arguments: its own causal flag, or nothing, where that says the same."""
+        if self.bias is not None:
+            return {"attn_mask": self.added(dtype)}
         if self.present is None and not self.narrow():
             if not self.causal or torch.equal(self.queries, self.keys[:, -1:]):  # the last query sees every key
                 return {}
@@ -118,11 +143,10 @@ def merge_heads(x: Tensor) -> Tensor:
 
 def fused(q: Tensor, k: Tensor, v: Tensor, sight: Sight, scale: float, sinks: Tensor | None) -> Tensor:
     """Softmax-weighted values by the fused kernel: q [B, H, T, D], k and v [B, G, S, D] → [B, H, T, D]."""
-    seen = sight.for_kernel()
+    seen = sight.for_kernel(q.dtype)
     if sinks is not None:
         # A sink is one more key: its value is zero, and its score stands in the additive mask.
-        mask = torch.zeros_like(sight.mask(), dtype=q.dtype).masked_fill(~sight.mask(), float("-inf"))
-        mask = mask.expand(-1, q.shape[1], -1, -1)
+        mask = sight.added(q.dtype).expand(-1, q.shape[1], -1, -1)
         column = sinks.to(q.dtype)[None, :, None, None].expand(*mask.shape[:3], 1)
         seen = {"attn_mask": torch.cat((mask, column), -1)}  # [B, H, T, S + 1]
         k, v = F.pad(k, (0, 0, 0, 1)), F.pad(v, (0, 0, 0, 1))  # [B, G, S + 1, D]
@@ -134,7 +158,7 @@ def explicit(q: Tensor, k: Tensor, v: Tensor, sight: Sight, scale: float, sinks:
     """The same, step by step, for what the kernel can't express (a soft cap on the scores)."""
     group = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)  # [B, G, S, D] → [B, H, S, D]
-    _, pattern, _ = weigh(q, k, sight.mask(), scale, sinks, cap)
+    _, pattern, _ = weigh(q, k, sight.mask(), scale, sinks, cap, sight.bias)
     return (pattern @ v.to(pattern.dtype)).to(q.dtype)  # [B, H, T, S] · [B, H, S, D] → [B, H, T, D]
 
 
@@ -147,23 +171,31 @@ def watch(
         return
     heads = torch.arange(q.shape[1], device=q.device)[wanted.heads]
     kv_heads = heads // (q.shape[1] // k.shape[1])  # query head h reads key/value head h // (H / G)
-    sinks = None if sinks is None else sinks[heads]
-    found = weigh(q[:, heads, wanted.queries], k[:, kv_heads], sight.at(wanted.queries).mask(), scale, sinks, cap)
+    sinks, sight = None if sinks is None else sinks[heads], sight.at(wanted.queries)
+    bias = None if sight.bias is None else sight.bias[:, heads]
+    found = weigh(q[:, heads, wanted.queries], k[:, kv_heads], sight.mask(), scale, sinks, cap, bias)
     for name, x in zip(("scores", "pattern", "sink"), found):
         if x is not None:
             probe(name, x)
 
 
 def weigh(
-    q: Tensor, k: Tensor, mask: Tensor, scale: float, sinks: Tensor | None = None, cap: float | None = None
+    q: Tensor,
+    k: Tensor,
+    mask: Tensor,
+    scale: float,
+    sinks: Tensor | None = None,
+    cap: float | None = None,
+    bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Scores before the mask, softmax weights after it, and the sinks' share of them.
 
-    q [B, H, T, D], k [B, H, S, D], mask [B, 1, T, S] → two of [B, H, T, S] and [B, H, T]. A query that sees no key
-    weighs none (zeros). Half types compute in float32.
+    q [B, H, T, D], k [B, H, S, D], mask [B, 1, T, S], bias [B, H, T, S] → two of [B, H, T, S] and [B, H, T]. A query
+    that sees no key weighs none (zeros). Half types compute in float32.
     """
     q, k = q.to(wide(q.dtype)), k.to(wide(k.dtype))
     scores = softcap(q @ k.mT * scale, cap)  # [B, H, T, D] · [B, H, D, S] → [B, H, T, S]
+    scores = scores if bias is None else scores + bias.to(scores.dtype)
     seen = scores.masked_fill(~mask, float("-inf"))
     if sinks is None:
         return scores, seen.softmax(-1).masked_fill(~mask.any(-1, keepdim=True), 0), None

@@ -15,7 +15,6 @@ from gptcli.spec import (
     Dense,
     DynamicScaling,
     Experts,
-    Head,
     LayerNorm,
     Learned,
     LinearScaling,
@@ -23,13 +22,14 @@ from gptcli.spec import (
     LongRopeScaling,
     NoNorm,
     NoScaling,
+    Relative,
     Rope,
+    Sinusoidal,
     Spec,
     YarnScaling,
 )
 from gptcli.trace import SILENT, Silent
 
-PLAIN_HEAD = Head()
 ACTIVATIONS = {
     "relu": F.relu,
     "relu_squared": lambda x: F.relu(x).square(),
@@ -70,15 +70,45 @@ def softcap(x: Tensor, cap: float | None) -> Tensor:
     return x if cap is None else cap * torch.tanh(x / cap)
 
 
-def embed(ids: Tensor, positions: Tensor, w: Weights, spec: Spec) -> Tensor:
-    """Token rows, scaled, plus position rows where they are learned: ids, positions [B, T] → [B, T, C]."""
+def embed(ids: Tensor, positions: Tensor, w: Weights, spec: Spec, segments: Tensor | None = None) -> Tensor:
+    """Token rows, scaled, plus what tells positions and segments: ids, positions, segments [B, T] → [B, T, C].
+
+    segments None: all are the first.
+    """
     x = w.rows("embed.weight", ids)  # [B, T] → [B, T, C], or [B, T, P] where rows have a size of their own
     x = linear(x, w, "embed_in") if "embed_in.weight" in w else x  # [B, T, P] → [B, T, C]
     if spec.embed_scale != 1.0:
         x = x * torch.tensor(spec.embed_scale, dtype=x.dtype)
+    if "segment_embed.weight" in w:
+        x = x + w.rows("segment_embed.weight", torch.zeros_like(ids) if segments is None else segments)
     if isinstance(spec.position, Learned):
         x = x + w.rows("pos_embed.weight", positions + spec.position.offset)
+    if isinstance(spec.position, Sinusoidal):
+        x = x + sinusoids(positions, x.shape[-1], spec.position).to(x.dtype)
     return x
+
+
+def sinusoids(positions: Tensor, size: int, part: Sinusoidal) -> Tensor:
+    """sin and cos of position · theta^(-2i/C): positions [B, T] → [B, T, C], in float64 (arXiv:1706.03762)."""
+    frequencies = part.theta ** -(torch.arange(0, size, 2, dtype=torch.float64) / size)
+    angles = positions.cpu().double()[..., None] * frequencies  # [B, T] → [B, T, C/2]
+    waves = angles.sin(), angles.cos()
+    joined = torch.cat(waves, -1) if part.pairs == "halves" else torch.stack(waves, -1).flatten(-2)  # → [B, T, C]
+    return joined.to(positions.device)
+
+
+def distance_scores(distances: Tensor, causal: bool, w: Weights, part: Relative) -> Tensor:
+    """What a key's position less a query's adds to each head's score: [B, T, S] → [B, H, T, S] (arXiv:1910.10683)."""
+    buckets, base = part.buckets, 0
+    if not causal:
+        buckets //= 2
+        base = (distances > 0) * buckets  # keys to the right have the upper half
+        distances = -distances.abs()
+    ago = (-distances).clamp(min=0)
+    near = buckets // 2  # so many have a bucket each; the rest share theirs, the wider the farther
+    far = torch.log(ago.float().clamp(min=1) / near) / math.log(part.max_distance / near) * (buckets - near)
+    bucket = torch.where(ago < near, ago, (near + far.long()).clamp(max=buckets - 1))
+    return w.rows("rel_bias.weight", base + bucket).permute(0, 3, 1, 2)  # [B, T, S] → [B, T, S, H] → [B, H, T, S]
 
 
 def mlp(x: Tensor, w: Weights, part: Dense | Experts, probe: Silent) -> Tensor:
@@ -120,8 +150,14 @@ def _expert(x: Tensor, w: Weights, part: Experts) -> Tensor:
     return linear(ACTIVATIONS[part.activation](gate) * up, w, "down")  # [n, F] → [n, C]
 
 
-def head(x: Tensor, w: Weights, part: Head = PLAIN_HEAD) -> Tensor:
-    """Logits over the vocabulary: [B, T, C or P] → [B, T, V], float32 for half types."""
+def head(x: Tensor, w: Weights, spec: Spec, probe: Silent = SILENT) -> Tensor:
+    """Logits over the vocabulary: [B, T, C] → [B, T, V], float32 for half types."""
+    part = spec.lm_head
+    if part.transform is not None:
+        x = probe("lm_head.dense", linear(x, w, "lm_head.dense"))
+        x = probe("lm_head.norm", norm(ACTIVATIONS[part.transform.activation](x), w, "lm_head.norm", spec))
+    if "embed_out.weight" in w:  # token rows have a size of their own
+        x = probe("embed_out", linear(x, w, "embed_out"))  # [B, T, C] → [B, T, P]
     weight, bias = w["lm_head.weight"], w.get("lm_head.bias")
     dtype = wide(x.dtype)
     if dtype == x.dtype:

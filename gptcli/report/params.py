@@ -1,12 +1,12 @@
 """`params`: what an architecture's weights count and weigh. Loads no torch."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Literal
 
 from gptcli import count
-from gptcli.layout import AXES, Param
+from gptcli.layout import AXES, Param, Place
 from gptcli.report import ModelFacts, Report
 from gptcli.source import Model
 
@@ -105,27 +105,39 @@ class _Counter:
         )
 
     def rows(self, params: tuple[Param, ...], by: By, full: bool) -> Iterator[Row]:
-        """In the order of the layout; a run of layers that are alike is one row."""
+        """In the order of the layout; a run of layers that are alike is one row. Two stacks have a row each, theirs
+        below it.
+        """
+        stacks = {stack: list(group) for stack, group in groupby(params, key=lambda p: Place.of(p.name).stack)}
+        for stack, inside in stacks.items():
+            apart = len(stacks) > 1 and by != "tensor"
+            if apart:
+                yield self.row(stack or "decoder", inside)
+            for row in self.stack_rows(inside, by, full):
+                yield replace(row, indent=row.indent + 1) if apart else row
+
+    def stack_rows(self, params: list[Param], by: By, full: bool) -> Iterator[Row]:
         for name, group in groupby(params, key=lambda p: count.component(p.name)):
             group = list(group)
             if name == "layers":
                 for first, last, inside in _runs(group, full):
-                    yield from self.layer_rows(first, last, inside, by)
+                    yield from self.layer_rows(first, last, inside, by, Place.of(group[0].name).stack)
             elif by == "tensor":
                 yield from (self.row(p.name, [p]) for p in group)
             else:
                 yield self.row(name, group)
 
-    def layer_rows(self, first: int, last: int, inside: list[Param], by: By) -> Iterator[Row]:
+    def layer_rows(self, first: int, last: int, inside: list[Param], by: By, stack: str) -> Iterator[Row]:
         times = last - first + 1
         if by == "tensor":
-            at = f"{first}" if times == 1 else f"{{{first}-{last}}}"
-            yield from (self.row(f"layers.{at}.{p.name}", [p], times) for p in inside)
+            numbers = f"{first}" if times == 1 else f"{{{first}-{last}}}"
+            at = f"{stack}.layers.{numbers}".removeprefix(".")
+            yield from (self.row(f"{at}.{p.name}", [p], times) for p in inside)
             return
         yield self.row(f"layer {first + 1}" if times == 1 else f"layers {first + 1}–{last + 1}", inside, times)
         if by == "component":
-            for part in ("attention", "mlp", "norms"):
-                of_part = [p for p in inside if count.layer_part(f"layers.0.{p.name}") == part]
+            for part in ("attention", "cross-attention", "mlp", "norms"):
+                of_part = [p for p in inside if count.layer_part(p.name) == part]
                 if of_part:
                     yield self.row(part, of_part, times, indent=1)
 
@@ -133,8 +145,8 @@ class _Counter:
 def _runs(params: list[Param], full: bool) -> Iterator[tuple[int, int, list[Param]]]:
     """(first, last, the weights of one) for every run of neighbouring layers with the same weights."""
     layers = []
-    for index, group in groupby(params, key=lambda p: count.layer_index(p.name)):
-        layers.append([p._replace(name=p.name.removeprefix(f"layers.{index}.")) for p in group])
+    for _, group in groupby(params, key=lambda p: Place.of(p.name).layer):
+        layers.append([p._replace(name=Place.of(p.name).name) for p in group])
     start = 0
     for i in range(1, len(layers) + 1):
         if i == len(layers) or full or layers[i] != layers[start]:

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gptcli.count import layer_index
 from gptcli.errors import GptcliError, nearest
 from gptcli.report import Finding, ModelFacts, Report
 from gptcli.run import Run, positions
@@ -27,7 +26,7 @@ from gptcli.spec import (
     Spec,
 )
 from gptcli.tokens import Token
-from gptcli.trace import Recorder, Selection, points, sizes
+from gptcli.trace import Recorder, Selection, points, shapes
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -164,11 +163,8 @@ class ActivationReport(Report):
 
 def points_report(run: Run) -> PointsReport:
     """Every activation that this model has, with its shape for these ids."""
-    found, spec = [], run.model.spec
-    for path, axes in points(spec):
-        index = layer_index(path)
-        letters = sizes(spec if index is None else spec.at(index), len(run.ids), run.width, run.width)
-        found.append(PointFacts(path, axes, [letters[a] for a in axes]))
+    every = shapes(run.model.spec, len(run.ids), run.width, run.source_width)
+    found = [PointFacts(path, axes, list(shape)) for path, axes, shape in every]
     return PointsReport(model=run.facts(), tokens=run.tokens(), points=found)
 
 
