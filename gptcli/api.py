@@ -5,7 +5,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from gptcli.layout import Param
-from gptcli.run import Run
+from gptcli.run import Run, decoder_text
 from gptcli.source import Model
 from gptcli.spec import Spec
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from gptcli.report.params import By, ParamsReport
     from gptcli.report.score import ScoreReport
     from gptcli.report.topk import TopkReport
-    from gptcli.report.trace import TraceReport
+    from gptcli.report.trace import Attending, TraceReport
     from gptcli.tokens import Tokenizer
 
 Text = str | Sequence[int]  # words, or ids
 
 
 class Opened:
-    """An opened model. Where a method takes a text, it takes a list of ids as well."""
+    """An opened model. Where a method takes a text, it takes a list of ids as well; source: what an encoder reads."""
 
     def __init__(self, model: Model, device: str = "auto", dtype: str = "auto"):
         self.model, self.device, self.dtype = model, device, dtype
@@ -57,20 +57,27 @@ class Opened:
         """`m.weights["layers.0.attn.q.weight"]`: a tensor [out, in], read when it is first asked for."""
         return self._run([0]).weights
 
-    def _run(self, text: Text) -> Run:
-        ids = self.tokens.encode(text) if isinstance(text, str) else list(text)
-        run = Run(self.model, [ids], self.dtype, self.device)
+    def _run(self, text: Text, source: Text | None = None) -> Run:
+        read = None if source is None else [self._ids(source)]
+        if source is not None and isinstance(text, str):
+            ids = decoder_text(self.model, text).ids
+        else:
+            ids = self._ids(text)
+        run = Run(self.model, [ids], self.dtype, self.device, source=read)
         if "weights" in self.__dict__:
             run.weights = self.weights
         else:
             self.__dict__["weights"] = run.weights
         return run
 
-    def logits(self, text: Text) -> "Tensor":
-        """Next-token logits after every position: [T, V], float32 (float64 in float64)."""
-        return self._run(text).forward("all")[0]
+    def _ids(self, text: Text) -> list[int]:
+        return self.tokens.encode(text) if isinstance(text, str) else list(text)
 
-    def activations(self, text: Text, *paths: str) -> "dict[str, Tensor]":
+    def logits(self, text: Text, source: Text | None = None) -> "Tensor":
+        """Next-token logits after every position: [T, V], float32 (float64 in float64)."""
+        return self._run(text, source).forward("all")[0]
+
+    def activations(self, text: Text, *paths: str, source: Text | None = None) -> "dict[str, Tensor]":
         """The activations that match the paths (`layers.0.attn.pattern`, `layers.*.resid_post`), by path, batch first.
 
         Raises nothing for a pattern that matches none: `gptcli trace --list` names them all.
@@ -78,7 +85,7 @@ class Opened:
         from gptcli.trace import Recorder
 
         recorder = Recorder(*paths)
-        self._run(text).forward("all", recorder)
+        self._run(text, source).forward("all", recorder)
         return recorder.kept
 
     def params(self, by: "By" = "component") -> "ParamsReport":
@@ -87,27 +94,43 @@ class Opened:
 
         return params_report(self.model, by, self.dtype, full=False)
 
-    def forward(self, text: Text, k: int = 5) -> "ForwardReport":
+    def forward(self, text: Text, k: int = 5, source: Text | None = None) -> "ForwardReport":
         """The report of `gptcli forward`."""
         from gptcli.report.forward import forward_report
 
-        return forward_report(self._run(text), k, (), inner=False)[0]
+        return forward_report(self._run(text, source), k, (), inner=False)[0]
 
-    def topk(self, text: Text, k: int = 10, position: int | str = -1, temperature: float = 1.0) -> "TopkReport":
-        """The report of `gptcli topk`. position: from 0, -1 the last, or "all"."""
+    def topk(
+        self,
+        text: Text,
+        k: int = 10,
+        position: int | str = -1,
+        temperature: float = 1.0,
+        source: Text | None = None,
+    ) -> "TopkReport":
+        """The report of `gptcli topk`. position: from 0, -1 the last, "all", or "mask" for what is to be filled in."""
         from gptcli.report.topk import topk_report
 
-        return topk_report(self._run(text), k, (), str(position), temperature)
+        return topk_report(self._run(text, source), k, (), str(position), temperature)
 
-    def score(self, text: Text) -> "ScoreReport":
+    def score(self, text: Text, source: Text | None = None) -> "ScoreReport":
         """The report of `gptcli score`."""
         from gptcli.report.score import score_report
 
-        return score_report(self._run(text))
+        return score_report(self._run(text, source))
 
-    def trace(self, text: Text, layer: int = 0, head: int = 0, position: int | str = -1) -> "TraceReport":
+    def trace(
+        self,
+        text: Text,
+        layer: int = 0,
+        head: int = 0,
+        position: int | str = -1,
+        attention: "Attending" = "self",
+        source: Text | None = None,
+    ) -> "TraceReport":
         """The report of `gptcli trace`. layer and head count from 0, as everywhere in Python."""
-        from gptcli.report.trace import heads_of, layers_of, trace_report
+        from gptcli.report.trace import heads_of, layers_of, stack_of, trace_report
 
-        layers, heads = layers_of(f"L{layer}", self.spec), heads_of(str(head), self.spec)
-        return trace_report(self._run(text), layers, heads, str(position))
+        stack = stack_of(attention, self.spec)
+        layers, heads = layers_of(f"L{layer}", stack), heads_of(str(head), stack, attention)
+        return trace_report(self._run(text, source), layers, heads, str(position), attention)

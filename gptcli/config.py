@@ -20,13 +20,15 @@ from gptcli.spec import Spec, SpecError, decode, read_spec, show
 class Config:
     """A Spec and its trimmings.
 
-    vocabulary: words by id, for texts of words parted by spaces; prompt: the text when none is given; show: words whose
-    row a list of next tokens always holds; weights: values by pattern of parameter names (see model/written.py).
+    vocabulary: words by id, for texts of words parted by spaces; prompt: the text when none is given; source: what an
+    encoder reads when none is given; show: words whose row a list of next tokens always holds; weights: values by
+    pattern of parameter names (see model/written.py).
     """
 
     spec: Spec
     vocabulary: dict[int, str] = field(default_factory=dict)
     prompt: str | None = None
+    source: str | None = None
     show: tuple[str, ...] = ()
     weights: dict[str, Any] = field(default_factory=dict)
     path: Path | None = None
@@ -170,6 +172,7 @@ def _weights(raw: Any) -> dict[str, Any]:
 _EXTRAS = {
     "vocabulary": _vocabulary,
     "prompt": lambda raw: decode(str, raw, "prompt"),
+    "source": lambda raw: decode(str, raw, "source"),
     "show": _show,
     "weights": _weights,
 }

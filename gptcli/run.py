@@ -10,7 +10,7 @@ from gptcli import count
 from gptcli.errors import GptcliError
 from gptcli.report import ModelFacts
 from gptcli.source import Model
-from gptcli.tokens import Token
+from gptcli.tokens import OWN_RULE, Encoded, Rule, Token
 from gptcli.trace import SILENT, Silent
 
 if TYPE_CHECKING:
@@ -19,13 +19,15 @@ if TYPE_CHECKING:
 
     from gptcli.model.forward import Inputs
     from gptcli.model.weights import Weights
+    from gptcli.tokens import Tokenizer
 
 
 @dataclass
 class Run:
     """A model with the ids to feed it, one list a text. dtype and device as --dtype and --device name them.
 
-    added: which ids the tokenizer's rule put there; seconds: what the latest forward pass took.
+    added: which ids the tokenizer's rule put there; source: the texts that an encoder reads, with their own marks;
+    segments: which part of its text each id belongs to; seconds: what the latest forward pass took.
     """
 
     model: Model
@@ -34,16 +36,24 @@ class Run:
     device_name: str = "auto"
     threads: int | None = None
     added: list[list[bool]] | None = None
+    source: list[list[int]] | None = None
+    source_added: list[list[bool]] | None = None
+    segments: list[list[int]] | None = None
     seconds: float = field(default=0.0, init=False)
 
     def __post_init__(self):
-        if not self.ids or not all(self.ids):
+        if not self.ids or not all(self.ids) or not all(self.source or [[0]]):
             raise GptcliError("an empty text holds no token to run", "give a text of at least one token", "empty")
 
     @property
     def width(self) -> int:
         """T: positions of the longest text, to which the others are padded on the left."""
         return max(map(len, self.ids))
+
+    @property
+    def source_width(self) -> int:
+        """S: positions of the longest source text; 0 where there is none."""
+        return max(map(len, self.source)) if self.source else 0
 
     @cached_property
     def device(self) -> "torch.device":
@@ -69,17 +79,24 @@ class Run:
         return self.model.weights(self.dtype, self.device)
 
     def inputs(self, rows: Literal["last", "all"]) -> "Inputs":
-        """The ids [B, T], padded on the left where texts differ in length."""
-        import torch
-
+        """The ids [B, T], padded on the left where texts differ in length, and the source's [B, S]."""
         from gptcli.model.forward import Inputs
 
-        padded = [[0] * (self.width - len(ids)) + ids for ids in self.ids]
-        mask = None
-        if any(len(ids) < self.width for ids in self.ids):
-            kept = [[False] * (self.width - len(ids)) + [True] * len(ids) for ids in self.ids]
-            mask = torch.tensor(kept, device=self.device)
-        return Inputs(torch.tensor(padded, device=self.device), mask=mask, rows=rows)
+        ids, mask = self._padded(self.ids)
+        source = None if self.source is None else Inputs(*self._padded(self.source))
+        segments = None if self.segments is None else self._padded(self.segments)[0]
+        return Inputs(ids, mask=mask, source=source, segments=segments, rows=rows)
+
+    def _padded(self, texts: list[list[int]]) -> "tuple[Tensor, Tensor | None]":
+        """One number a token, zeros on the left of shorter texts, and where tokens are; None where all are."""
+        import torch
+
+        width = max(map(len, texts))
+        numbers = torch.tensor([[0] * (width - len(text)) + text for text in texts], device=self.device)
+        if all(len(text) == width for text in texts):
+            return numbers, None
+        kept = [[False] * (width - len(text)) + [True] * len(text) for text in texts]
+        return numbers, torch.tensor(kept, device=self.device)
 
     def forward(self, rows: Literal["last", "all"], probe: Silent = SILENT) -> "Tensor":
         """Logits [B, T, V], or [B, 1, V] for rows=last. Raises GptcliError for ids that the model can't take."""
@@ -102,16 +119,41 @@ class Run:
         """Where a text's position stands among the padded ones."""
         return self.width - len(self.ids[text]) + position
 
+    @property
+    def labels(self) -> "Tokenizer | None":
+        """What names the text's ids, if a tokenizer is at hand; beside an encoder, its words may be other ones."""
+        labels = self.model.labels
+        return labels and labels.target
+
+    def masked(self, text: int) -> list[int]:
+        """The positions of a text that are to be filled in."""
+        mask = self.labels.mask if self.labels else None
+        return [i for i, id_ in enumerate(self.ids[text]) if id_ == mask]
+
     def tokens(self) -> list[list[Token]]:
         """What was fed; the ids that the tokenizer's rule put before the text are marked."""
-        marks = self.added or [[False] * len(ids) for ids in self.ids]
-        labels = self.model.labels
-        return [
-            [Token.of(id_, labels, mark) for id_, mark in zip(ids, marks_of)] for ids, marks_of in zip(self.ids, marks)
-        ]
+        return _labelled(self.ids, self.added, self.labels)
+
+    def source_tokens(self) -> list[list[Token]]:
+        """What the encoder was fed, where there is one beside the decoder."""
+        return _labelled(self.source or [], self.source_added, self.model.labels)
 
     def facts(self) -> ModelFacts:
         return self.model.facts(str(self.dtype).removeprefix("torch."), str(self.device))
+
+
+def decoder_text(model: Model, text: str, rule: Rule = OWN_RULE) -> Encoded:
+    """A text that a decoder beside an encoder goes on with: the model's start before it, and no end after it."""
+    ids, added = model.tokenizer.target.marked(text, rule)
+    while added and added[-1]:
+        ids, added = ids[:-1], added[:-1]
+    begins = [] if model.start is None or rule.bos is False else [model.start]
+    return Encoded([*begins, *ids], [*(True for _ in begins), *added])
+
+
+def _labelled(texts: list[list[int]], added: list[list[bool]] | None, labels: "Tokenizer | None") -> list[list[Token]]:
+    marks = added or [[False] * len(ids) for ids in texts]
+    return [[Token.of(id_, labels, mark) for id_, mark in zip(*text)] for text in zip(texts, marks)]
 
 
 def positions(wanted: str, length: int) -> list[int]:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from gptcli.tokens import Tokenizer
 
 EXAMPLE = "cats"
+TRANSLATION = "translate"  # the worked example of a source and its translation
 READERS = (".safetensors", ".bin", ".pt", ".pth")  # files of weights
 
 
@@ -45,7 +46,8 @@ class Model:
     """A model that was named, not yet in memory.
 
     source: where it was found (`shipped`, or a path); notes: what a person should know of how it was read; named: False
-    for the worked example that runs when nothing is named; unknown: keys of its config.json that nobody knows.
+    for the worked example that runs when nothing is named; unknown: keys of its config.json that nobody knows; start:
+    the id that a decoder's text begins with, beside an encoder.
     """
 
     spec: Spec
@@ -58,6 +60,7 @@ class Model:
     named: bool = True
     notes: list[str] = field(default_factory=list)
     unknown: tuple[str, ...] = ()
+    start: int | None = None
 
     @property
     def shown(self) -> str:
@@ -109,12 +112,18 @@ class Model:
         if found is None and not self.spec.tokenizer:
             raise GptcliError(f"{self.shown} has no tokenizer", "give --ids 12,45,78", "tokenizer")
         found = found or tokens.from_name(self.spec.tokenizer, offline)
-        if found.size != self.spec.vocab_size:
-            beyond = "the rows beyond are padding" if found.size < self.spec.vocab_size else "ids beyond it have no row"
-            known = f"the tokenizer knows {found.size:,} ids and the table has {self.spec.vocab_size:,} rows"
-            if f"{known}: {beyond}" not in self.notes:
-                self.notes.append(f"{known}: {beyond}")
+        read = (self.spec.encoder or self.spec).vocab_size
+        for size, rows in dict.fromkeys([(found.size, read), (found.target.size, self.spec.vocab_size)]):
+            if size != rows:
+                beyond = "the rows beyond are padding" if size < rows else "ids beyond it have no row"
+                known = f"the tokenizer knows {size:,} ids and the table has {rows:,} rows: {beyond}"
+                self.notes += [known] if known not in self.notes else []
         return found
+
+    @property
+    def fills(self) -> bool:
+        """Does it fill in what is masked in a text, seeing both ways, instead of telling what comes next?"""
+        return not self.spec.attention.causal and self.spec.encoder is None
 
     def facts(self, dtype: str, device: str | None = None) -> ModelFacts:
         """Which model this is, for a report; dtype and device: how it ran, or the type whose bytes are shown."""
@@ -148,15 +157,11 @@ class Model:
             what = f"{self.shown}, random weights in {str(dtype).removeprefix('torch.')}"
             check_room(count.total(self.layout) * dtype.itemsize, device, what)
             return Weights.of(self.layout, random_weights(self.spec, self.layout, self.seed, dtype, device))
-        from gptcli.model.load import settle_tie, stored_weights
+        from gptcli.model.load import settle_ties, stored_weights
 
-        params = {p.name: p for p in self.layout}
         tensors = stored_weights(self.checkpoint.binding, self.checkpoint.infos, dtype, device)
-        if self.checkpoint.binding.spare_head and settle_tie(tensors, params):
-            self.notes.append(
-                f"the config ties the head, but {self.checkpoint.binding.spare_head} in the file differs from the "
-                "embedding: the file's head is used"
-            )
+        found = settle_ties(tensors, self.checkpoint.binding, self.layout)
+        self.notes += [note for note in found if note not in self.notes]
         return Weights.of(self.layout, tensors)
 
 
@@ -168,8 +173,9 @@ def open_model(
     revision: str | None = None,
     config_only: bool = False,
     strict: bool = False,
+    example: str = EXAMPLE,
 ) -> Model:
-    """Opens what --model and --config name; the worked example when neither is given. Raises GptcliError.
+    """Opens what --model and --config name; the worked `example` when neither is given. Raises GptcliError.
 
     revision: of a Hub name; config_only: of a Hub name only the config is fetched, for who wants no weights; strict:
     refuses a config.json with keys that nobody knows.
@@ -177,7 +183,7 @@ def open_model(
     if revision is not None and (model is None or _local(model) is not None):
         raise GptcliError(f"--revision {revision}", "only a name on the Hub has revisions", "file")
     if model is None:
-        opened = _from_config(configs.find_config(config or EXAMPLE))
+        opened = _from_config(configs.find_config(config or example))
         opened.named = config is not None
     elif (path := _local(model)) is None:
         opened = _from_hub(model, config, revision, offline, config_only)
@@ -234,7 +240,14 @@ def _described_only(directory: Path, name: str) -> Model:
     path = directory / "config.json"
     raw = read_json(path)
     found = _resolved(raw, family_of(raw, str(path)), name, str(path))
-    return Model(spec=found.spec, source=str(path), directory=directory, notes=list(found.notes), unknown=found.unknown)
+    return Model(
+        spec=found.spec,
+        source=str(path),
+        directory=directory,
+        notes=list(found.notes),
+        unknown=found.unknown,
+        start=found.start,
+    )
 
 
 def _from_config(path: Path) -> Model:
@@ -258,8 +271,9 @@ def _from_checkpoint(path: Path, config: str | None, name: str | None = None) ->
     if wrappers:
         notes.append(f"wrapper prefixes taken off: {', '.join(f'{word}.' for word in wrappers)}")
     binding = bind(tuple(layout(described.spec)), infos, described.family, str(path))
+    notes += binding.notes
     if binding.unused:
-        notes.append(f"{len(binding.unused)} tensors belong to other parts of the model ({binding.unused[0]} …)")
+        notes.append(f"{len(binding.unused)} tensors of the file are not read ({binding.unused[0]} …)")
     return Model(
         spec=described.spec,
         source=str(path),
@@ -268,6 +282,7 @@ def _from_checkpoint(path: Path, config: str | None, name: str | None = None) ->
         checkpoint=Checkpoint(path=path, infos=infos, binding=binding),
         notes=notes,
         unknown=described.unknown,
+        start=described.start,
     )
 
 
@@ -277,6 +292,7 @@ class _Description(NamedTuple):
     config: Config | None = None
     notes: tuple[str, ...] = ()
     unknown: tuple[str, ...] = ()
+    start: int | None = None
 
 
 def _described(
@@ -326,4 +342,4 @@ def _resolved(raw: dict, family: "Family", name: str, where: str, notes: tuple[s
     resolved = resolve(raw, family, name, where)
     if resolved.unknown:
         notes = (*notes, f"{where}: unknown keys, not used: {', '.join(resolved.unknown)}")
-    return _Description(resolved.spec, family, None, notes, resolved.unknown)
+    return _Description(resolved.spec, family, None, notes, resolved.unknown, resolved.start)

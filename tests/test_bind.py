@@ -17,7 +17,7 @@ from gptcli.errors import GptcliError
 from gptcli.families import FAMILIES, OWN
 from gptcli.layout import Param, layout
 from gptcli.model.forward import Inputs, forward
-from gptcli.model.load import settle_tie, stored_weights
+from gptcli.model.load import settle_ties, stored_weights
 from gptcli.model.weights import Lazy, Weights
 from gptcli.source import open_model
 from gptcli.spec import Spec, read_spec
@@ -114,7 +114,7 @@ def test_our_own_names_bind_to_themselves():
     assert {name: bound.stored for name, bound in binding.bounds.items()} == {name: name for name in AS_OURS}
     for name, bound in binding.bounds.items():
         assert (bound.start, bound.stop, bound.transposed) == (0, AS_OURS[name][0], False)
-    assert binding.buffers == [] and binding.spare_head == ""
+    assert binding.buffers == [] and binding.copies == [] and binding.zeros == {}
 
 
 @pytest.mark.parametrize("prefix", ["", "transformer."])
@@ -277,7 +277,6 @@ def test_our_own_names_have_no_buffers():
 
 def test_a_head_beside_a_tie_is_noted():
     binding = bind(layout(toy()), infos_of(prefixed(AS_GPT2, "transformer.") | {"lm_head.weight": (V, C)}), GPT2, "x")
-    assert binding.spare_head == "lm_head.weight"
     assert binding.bounds["lm_head.weight"].stored == "lm_head.weight"
 
 
@@ -291,7 +290,7 @@ def test_an_untied_config_needs_a_head():
     assert "tensor 'lm_head.weight' is missing" in fault(AS_GPT2, spec=toy(lm_head={"tied": False}))
     whole = infos_of(AS_GPT2 | {"lm_head.weight": (V, C)})
     binding = bind(layout(toy(lm_head={"tied": False})), whole, GPT2, "x")
-    assert binding.bounds["lm_head.weight"].stored == "lm_head.weight" and binding.spare_head == ""
+    assert binding.bounds["lm_head.weight"].stored == "lm_head.weight"
 
 
 def test_a_head_alone_is_no_embedding():
@@ -454,19 +453,18 @@ def test_a_file_whose_tensors_lie_at_any_byte(tmp_path, padding):
 # A tied head that the file holds all the same
 
 
-def settled(tmp_path, head) -> tuple[bool, Weights, dict]:
+def settled(tmp_path, head) -> tuple[list[str], Weights, dict]:
     tensors = random_tensors(AS_GPT2)
     if head is not None:
         tensors["lm_head.weight"] = head(tensors["wte.weight"])
     params, binding, infos = bound_file(tmp_path / "model.safetensors", tensors)
     lazy = stored_weights(binding, infos, torch.float32, CPU)
-    differs = settle_tie(lazy, {p.name: p for p in params})
-    return differs, Weights.of(params, lazy), tensors
+    return settle_ties(lazy, binding, params), Weights.of(params, lazy), tensors
 
 
 def test_an_equal_head_is_dropped(tmp_path):
-    differs, weights, tensors = settled(tmp_path, torch.clone)
-    assert differs is False
+    notes, weights, tensors = settled(tmp_path, torch.clone)
+    assert notes == []
     assert "lm_head.weight" not in weights.tensors
     assert weights["lm_head.weight"] is weights["embed.weight"]
     assert torch.equal(weights["lm_head.weight"], tensors["wte.weight"])
@@ -478,8 +476,8 @@ def test_a_head_different_in_one_number_stays_and_is_used(tmp_path):
         head[7, 3] += 1
         return head
 
-    differs, weights, tensors = settled(tmp_path, other)
-    assert differs is True
+    notes, weights, tensors = settled(tmp_path, other)
+    assert len(notes) == 1 and "lm_head.weight in the file differs from the embedding" in notes[0]
     assert torch.equal(weights["lm_head.weight"], tensors["lm_head.weight"])
     inputs = Inputs(torch.arange(4)[None])
     logits = forward(inputs, weights, toy())
@@ -489,8 +487,8 @@ def test_a_head_different_in_one_number_stays_and_is_used(tmp_path):
 
 
 def test_no_head_reads_the_embedding(tmp_path):
-    differs, weights, _ = settled(tmp_path, None)
-    assert differs is False
+    notes, weights, _ = settled(tmp_path, None)
+    assert notes == []
     assert weights["lm_head.weight"] is weights["embed.weight"]
 
 

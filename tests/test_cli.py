@@ -21,7 +21,7 @@ from safetensors.numpy import load_file, save_file
 
 from gptcli import __version__, shipped
 from gptcli.cli import commands
-from gptcli.cli.main import COMMANDS
+from gptcli.cli.main import COMMANDS, GROUPS
 from gptcli.trace import Recorder
 from tests.command import gptcli, process, strict
 
@@ -36,6 +36,10 @@ EVERY = {
     "trace --at": ["trace", "--at", "layers.0.attn.pattern"],
     "trace --list": ["trace", "--list"],
     "params": ["params"],
+    "draw": ["draw"],
+    "draw A B": ["draw", "cats", "gpt2-small"],
+    "lab": ["lab"],
+    "lab order": ["lab", "order"],
     "tokens": ["tokens"],
     "config": ["config"],
     "list": ["list"],
@@ -166,7 +170,7 @@ def test_gptcli_alone_prints_help_in_groups():
         elif command:
             shown.append(command)
     wanted: dict[str, list[str]] = {}
-    for name, _, group in COMMANDS:
+    for name, _, group in (*COMMANDS, *GROUPS):
         wanted.setdefault(group, []).append(name)
     assert {group: names for group, names in groups.items() if group != "Options"} == wanted
     assert "generate" not in help_of()
@@ -590,12 +594,12 @@ def test_the_proof_is_as_strict_as_its_tolerance(monkeypatch):
 def test_json_is_one_strict_object_with_schema_and_status_first(words):
     ran = done(*words, "--json")
     assert list(ran.json)[:2] == ["schema", "status"]
-    assert re.fullmatch(r"gptcli\.\w+/1", ran.json["schema"]) and ran.json["status"] == "ok"
+    assert re.fullmatch(r"gptcli(\.\w+)+/1", ran.json["schema"]) and ran.json["status"] == "ok"
     assert ran.json["findings"] == [] and ran.out[:-1].isprintable()
 
 
 def test_every_command_is_tried():
-    assert {words[0] for words in EVERY.values()} == {name for name, _, _ in COMMANDS}
+    assert {words[0] for words in EVERY.values()} == {name for name, _, _ in (*COMMANDS, *GROUPS)}
 
 
 def test_quiet_prints_the_values_alone():

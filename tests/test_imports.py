@@ -25,7 +25,12 @@ HEAVY = set("torch numpy transformers matplotlib safetensors tiktoken tokenizers
 
 
 @pytest.mark.parametrize(
-    "words", [["--help"], ["params", "--config", "llama3.1-405b"], ["list"], ["config", "cats"], ["-V"]], ids=" ".join
+    "words",
+    [
+        *(["--help"], ["params", "--config", "llama3.1-405b"], ["list"], ["config", "cats"], ["-V"]),
+        *(["draw", "llama3.1-405b"], ["draw", "gpt2-small", "llama3-8b"]),
+    ],
+    ids=" ".join,
 )
 def test_what_needs_no_tensor_loads_no_torch(words):
     code = (

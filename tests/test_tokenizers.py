@@ -9,7 +9,7 @@ import time
 import pytest
 import sentencepiece
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
-from transformers import AutoTokenizer, GPT2Tokenizer, LlamaTokenizer, PreTrainedTokenizerFast
+from transformers import AutoTokenizer, BertTokenizer, GPT2Tokenizer, LlamaTokenizer, PreTrainedTokenizerFast
 from transformers.tokenization_utils_base import generate_merges
 
 from gptcli.errors import GptcliError
@@ -869,3 +869,30 @@ def test_a_sentencepiece_model_through_the_command_line(tmp_path):
 def test_a_model_reads_its_tokenizer_once(toy):
     model = open_model(str(toy[0]))
     assert model.tokenizer is model.tokenizer is model.labels
+
+
+WORDS = "[PAD] [UNK] [CLS] [SEP] [MASK] the cat sat on mat ##s ##ting , . ' caf ##e naive ##ï 日 本 Cat".split()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"do_lower_case": False}, {"strip_accents": False}, {"mask_token": "the"}, {"tokenize_chinese_chars": False}],
+    ids=str,
+)
+@pytest.mark.parametrize("text", ["The cats sat on, 'mats'.", "cafe café naïve Cat", "日本 the [MASK] sat", "x" * 101])
+def test_a_lone_vocab_txt_is_cut_into_pieces_as_transformers_does(settings, text, tmp_path):
+    (tmp_path / "vocab.txt").write_text("\n".join(WORDS) + "\n", encoding="utf-8")
+    about = {"tokenizer_class": "BertTokenizer"} | settings
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(about), encoding="utf-8")
+    theirs = BertTokenizer(vocab={word: id_ for id_, word in enumerate(WORDS)}, **settings)
+    ours = from_files(tmp_path)
+    assert ours.encode(text, WITH_SPECIAL) == theirs(text)["input_ids"]
+    assert ours.encode(text, Rule(bos=False, special=True)) == theirs(text, add_special_tokens=False)["input_ids"]
+    assert ours.mask == theirs.mask_token_id and ours.size == len(WORDS)
+    assert [ours.piece(WORDS.index(word)) for word in ("cat", "##s", "[CLS]")] == [b" cat", b"s", b"[CLS]"]
+
+
+def test_a_vocab_txt_without_its_special_words_is_refused(tmp_path):
+    (tmp_path / "vocab.txt").write_text("the\ncat\n", encoding="utf-8")
+    with pytest.raises(GptcliError, match=r"no word \[UNK\], which every text needs"):
+        from_files(tmp_path)

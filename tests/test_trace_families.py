@@ -3,6 +3,7 @@
 The formulas are read as a person reads them, and evaluated in float64 from the recorded activations and the weights.
 """
 
+import math
 import re
 from functools import cache
 from pathlib import Path
@@ -10,17 +11,20 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from transformers import AutoModel, AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelForSeq2SeqLM
 
 import gptcli
 from gptcli.api import Opened
 from gptcli.families import FAMILIES
 from gptcli.spec import Spec
 from gptcli.trace import POINTS
+from tests import test_families_encoders as encoders
 from tests import test_families_experts as experts
 from tests import test_families_gemma as gemma
 from tests import test_families_gpt as gpt
 from tests import test_families_llama as llama
 from tests import test_families_others as others
+from tests import test_families_seq2seq as seq2seq
 from tests.command import gptcli as run
 from tests.oracle import save_toy
 
@@ -43,10 +47,34 @@ TOYS = {
     "qwen2_moe, in every layer": experts.QWEN2,
     "stablelm, side by side, a norm for each head": others.RARE["stablelm: side by side"],
     "nanochat, a scaled rotation": others.RARE["nanochat: a scaled rotation"],
+    **encoders.CASES,
+    "modernbert, local first": encoders.small("modernbert", encoders.RARE["modernbert, local first"]),
+    "bert, no head": encoders.CASES["bert"] | {"architectures": ["BertModel"]},
+    **{name: seq2seq.case(name) for name in seq2seq.CASES},
 }
 every_toy = pytest.mark.parametrize("name", TOYS)
 IDS = [5, 17, 3, 60, 22, 8, 41, 9]
+SOURCE_IDS = [9, 2, 33, 4, 4, 11]
 FED = ",".join(map(str, IDS))
+SOURCE = ("--source-ids", ",".join(map(str, SOURCE_IDS)))
+
+
+def auto(name: str) -> type:
+    """The library's class for a toy."""
+    kind = TOYS[name]["model_type"]
+    if name.endswith("no head"):
+        return AutoModel
+    masked = AutoModelForMaskedLM if kind in encoders.CASES else AutoModelForCausalLM
+    return AutoModelForSeq2SeqLM if name in seq2seq.CASES else masked
+
+
+def fed(name: str, ids: str = FED) -> list[str]:
+    """What the toy reads: a text, and for its encoder a source."""
+    return ["--ids", ids, *(SOURCE if name in seq2seq.CASES else ())]
+
+
+def attentions(name: str) -> list[str]:
+    return ["self", "cross", "encoder"] if name in seq2seq.CASES else ["self"]
 
 
 @pytest.fixture(scope="module")
@@ -55,14 +83,14 @@ def folder(tmp_path_factory):
 
     @cache
     def of(name: str) -> Path:
-        save_toy(TOYS[name], made / name)
+        save_toy(TOYS[name], made / name, auto=auto(name))
         return made / name
 
     return of
 
 
 def walks_of(path: Path, *words: str) -> dict:
-    ran = run("trace", "-m", path, "--ids", FED, *words, "--json")
+    ran = run("trace", "-m", path, *words, "--json")
     assert ran.status == 0, ran
     report = ran.json
     assert report["status"] == "ok" and report["findings"] == []
@@ -87,22 +115,31 @@ ACTIVATIONS = {
 class Reading:
     """A printed formula, computed at one layer, head and query (all from 0) of what a run recorded."""
 
-    def __init__(self, model: Opened, layer: int, head: int, query: int):
+    def __init__(self, model: Opened, layer: int, head: int, query: int, attention: str = "self"):
         self.model, self.layer, self.head, self.query = model, layer, head, query
-        self.spec: Spec = model.spec.at(layer)
-        a = self.spec.attention
+        self.stack = "encoder." if attention == "encoder" else ""
+        self.part = "cross" if attention == "cross" else "attn"
+        self.spec: Spec = (model.spec.encoder if self.stack else model.spec).at(layer)
+        a = self.spec.cross if attention == "cross" else self.spec.attention
         self.kv_head, self.size = head // (a.n_heads // a.n_kv_heads), a.head_dim
+        self.ids = SOURCE_IDS if self.stack else IDS
+        self.keys = IDS if attention == "self" else SOURCE_IDS
 
     def weight(self, name: str) -> torch.Tensor:
         """`layers.#.` stands before what is no name of its own."""
-        return self.model.weights[name if name.startswith("embed") else f"layers.{self.layer}.{name}"]
+        own = "embed" in name or name.startswith("rel_bias")
+        return self.model.weights[self.stack + (name if own else f"layers.{self.layer}.{name}")]
+
+    def all(self, name: str) -> torch.Tensor:
+        """A whole activation of the one text."""
+        if name in ("q", "k", "v", "q_norm", "k_norm", "q_rot", "k_rot"):
+            name = f"{self.part}.{name}"
+        path = name if name.startswith(("layers.", "encoder.")) else f"{self.stack}layers.{self.layer}.{name}"
+        return recorded(self.model)[path][0]
 
     def recorded(self, name: str) -> torch.Tensor:
         """An activation at the query, its heads side by side."""
-        if name in ("q", "k", "v", "q_norm", "k_norm", "q_rot", "k_rot"):
-            name = f"attn.{name}"
-        path = name if name.startswith("layers.") else f"layers.{self.layer}.{name}"
-        x = recorded(self.model)[path][0]
+        x = self.all(name)
         return (x[:, self.query] if x.ndim == 3 else x[self.query]).flatten()
 
     def mine(self, x: torch.Tensor, letter: str) -> torch.Tensor:
@@ -112,7 +149,7 @@ class Reading:
 
     def value(self, label: str, formula: str, above: torch.Tensor) -> torch.Tensor:
         """above: the vector of the row before, which a norm takes when it names none."""
-        letter = label.removeprefix("attn.")[0] if label.startswith("attn.") else ""
+        letter = label.removeprefix(f"{self.part}.")[0] if label.startswith(f"{self.part}.") else ""
         if formula.startswith(("x/√", "(x-mean(x))/√")):
             return self.norm(label, letter, formula, above)
         if " turned by " in formula:
@@ -120,33 +157,47 @@ class Reading:
         if formula.startswith("Σ p·expert"):
             return self.experts(formula)
         if formula == "Σ weight·v":
-            path = f"layers.{self.layer}.attn"
-            weights = recorded(self.model)[f"{path}.pattern"][0, self.head, self.query]
-            return weights @ recorded(self.model)[f"{path}.v"][0, self.kv_head]
+            weights = self.all(f"{self.part}.pattern")[self.head, self.query]
+            return weights @ self.all(f"{self.part}.v")[self.kv_head]
         if formula == "all heads' z, side by side":
-            return self.recorded("attn.z")
+            return self.recorded(f"{self.part}.z")
         x = self.sum(formula)
-        return self.mine(x, letter) if letter and label != "attn_out" else x
+        return self.mine(x, letter) if letter else x
 
     def sum(self, formula: str) -> torch.Tensor:
         return sum(self.term(term) for term in re.split(r" \+ (?!\d\])", formula))
 
     def term(self, term: str) -> torch.Tensor:
         if at := re.fullmatch(r"pos_embed\[position(?: \+ (\d))?\]", term):
-            return self.model.weights["pos_embed.weight"][self.query + int(at[1] or 0)]
+            return self.weight("pos_embed.weight")[self.query + int(at[1] or 0)]
+        if term == "segment_embed[segment]":
+            return self.weight("segment_embed.weight")[0]
+        if at := re.fullmatch(r"sin, cos of position·θ\^\(-2i/C\), (halves|neighbours), θ = ([\d.]+)", term):
+            return self.waves(at[1], float(at[2]))
         if at := re.fullmatch(r"embed\[id\](·Wembed_in)?(?: · (.+))?", term):
-            x = self.model.weights["embed.weight"][IDS[self.query]]
+            x = self.weight("embed.weight")[self.ids[self.query]]
             x = F.linear(x, self.model.weights["embed_in.weight"]) if at[1] else x
             return x * (self.spec.embed_scale if at[2] else 1)  # the scale is printed in six digits
         if at := re.fullmatch(r"(\w+)\(([\w.]+)\)(?:·([\w.]+))?", term):
             x = ACTIVATIONS[at[1]](self.recorded(at[2]))
             return x * self.recorded(at[3]) if at[3] else x
         if at := re.fullmatch(r"(.+)·W(\w+)(\+b)?", term):
-            x = self.recorded("attn.z") if at[1] == "merged" else self.recorded(at[1])
-            stem = f"attn.{at[2]}" if at[2] in "qkvo" else f"mlp.{at[2]}"
+            across = at[1] == "merged cross.z"
+            x = self.recorded(f"{'cross' if across else 'attn'}.z" if at[1].startswith("merged") else at[1])
+            attending = "cross" if across else "attn" if at[2] == "o" else self.part
+            stem = f"{attending}.{at[2]}" if at[2] in "qkvo" else f"mlp.{at[2]}"
             return F.linear(x, self.weight(f"{stem}.weight"), self.weight(f"{stem}.bias") if at[3] else None)
         at = re.fullmatch(r"(?:([\d.]+)·)?([\w.]+)", term)
         return float(at[1] or 1) * self.recorded(at[2])
+
+    def waves(self, pairs: str, theta: float) -> torch.Tensor:
+        size = self.spec.hidden_size
+        out = torch.empty(size, dtype=torch.float64)
+        for i in range(size // 2):
+            angle = self.query * theta ** (-2 * i / size)
+            sine, cosine = (i, i + size // 2) if pairs == "halves" else (2 * i, 2 * i + 1)
+            out[sine], out[cosine] = math.sin(angle), math.cos(angle)
+        return out
 
     def norm(self, label: str, letter: str, formula: str, above: torch.Tensor) -> torch.Tensor:
         said = re.fullmatch(
@@ -229,7 +280,7 @@ class Reading:
 
 @cache
 def recorded(model: Opened) -> dict[str, torch.Tensor]:
-    return model.activations(IDS, "*")
+    return model.activations(IDS, "*", source=None if model.spec.encoder is None else SOURCE_IDS)
 
 
 def test_one_walk_read_by_hand(folder):
@@ -257,45 +308,61 @@ def test_one_walk_read_by_hand(folder):
 
 @every_toy
 def test_every_formula_gives_its_numbers(name, folder):
-    """In float64, in every layer: of the last head at position 7, and of the first at position 3."""
+    """In float64, in every layer and kind of attention: of the last head at one position, of the first at another."""
     path = folder(name)
     model = gptcli.open(path, dtype="float64")
-    for head, query in ((-1, 7), (0, 3)):
-        report = walks_of(path, "--layer", "all", "--head", str(head), "--position", str(query))
-        assert [walk["layer_index"] for walk in report["walks"]] == list(range(model.spec.n_layers))
-        for walk in report["walks"]:
-            reading = Reading(model, walk["layer_index"], walk["head"], query)
-            assert walk["kv_head"] == reading.kv_head
-            above = torch.empty(0)
-            for step in walk["before"] + walk["after"]:
-                now = torch.tensor(step["values"], dtype=torch.float64)
-                said = reading.value(step["label"], step["formula"], above)
-                gap = float((said - now).abs().max())
-                assert said.shape == now.shape and gap < 1e-9, (step["path"], step["formula"], gap)
-                assert step["mean"] == pytest.approx(float(now.mean()), abs=1e-12)
-                assert step["norm"] == pytest.approx(float(now.square().sum().sqrt()), rel=1e-12)
-                above = now
-            check_keys(walk, reading)
+    for attention in attentions(name):
+        stack = model.spec.encoder if attention == "encoder" else model.spec
+        for head, query in ((-1, 5 if attention == "encoder" else 7), (0, 3)):
+            words = ("--layer", "all", "--head", str(head), "--position", str(query), "--attention", attention)
+            report = walks_of(path, *fed(name), *words)
+            assert [walk["layer_index"] for walk in report["walks"]] == list(range(stack.n_layers))
+            for walk in report["walks"]:
+                check_walk(walk, Reading(model, walk["layer_index"], walk["head"], query, attention))
+
+
+def check_walk(walk: dict, reading: Reading) -> None:
+    assert walk["kv_head"] == reading.kv_head
+    above = torch.empty(0)
+    for step in walk["before"] + walk["after"]:
+        now = torch.tensor(step["values"], dtype=torch.float64)
+        said = reading.value(step["label"], step["formula"], above)
+        gap = float((said - now).abs().max())
+        assert said.shape == now.shape and gap < 1e-9, (step["path"], step["formula"], gap)
+        assert step["mean"] == pytest.approx(float(now.mean()), abs=1e-12)
+        assert step["norm"] == pytest.approx(float(now.square().sum().sqrt()), rel=1e-12)
+        above = now
+    check_keys(walk, reading)
 
 
 def check_keys(walk: dict, reading: Reading) -> None:
     """A key's row: the product with the query's last form, its score by the walk's formula, its weight, weight · v."""
     steps = {step["label"]: torch.tensor(step["values"], dtype=torch.float64) for step in walk["before"]}
-    letters = [label for label in steps if label.startswith("attn.q")]
+    letters = [label for label in steps if label.startswith(f"{reading.part}.q")]
     q, z = steps[letters[-1]], torch.tensor(walk["after"][0]["values"], dtype=torch.float64)
     products = torch.tensor([key["product"] for key in walk["keys"]], dtype=torch.float64)
     keys = torch.tensor([key["k"] for key in walk["keys"]], dtype=torch.float64)
     torch.testing.assert_close(keys @ q, products, rtol=1e-9, atol=1e-12)
-    said = re.fullmatch(r"(?:(?P<cap>[\d.]+)·tanh\()?q·k(?:/√D|·(?P<scale>[\d.]+))(?:/[\d.]+\))?", walk["score"])
+    said = re.fullmatch(
+        r"(?:(?P<cap>[\d.]+)·tanh\()?q·k(?:/√D|·(?P<scale>[\d.]+))(?:/[\d.]+\))?(?P<bias> \+ rel_bias\[distance\])?",
+        walk["score"],
+    )
     assert (said["cap"] is not None) == (walk["softcap"] is not None)
     assert float(said["scale"] or len(q) ** -0.5) == pytest.approx(walk["scale"], rel=1e-5)
     scores = products * walk["scale"]
     scores = walk["softcap"] * torch.tanh(scores / walk["softcap"]) if said["cap"] else scores
+    biases = [key["bias"] for key in walk["keys"]]
+    assert all((bias is not None) == (said["bias"] is not None) for bias in biases)
+    scores = scores + torch.tensor(biases, dtype=torch.float64) if said["bias"] else scores
     torch.testing.assert_close(scores, torch.tensor([key["scaled"] for key in walk["keys"]], dtype=torch.float64))
-    ago = walk["position"] - torch.arange(len(IDS))
-    visible = (ago.abs() < (walk["window"] or len(IDS))) & ((ago >= 0) | (not walk["causal"]))
+    ago = walk["position"] - torch.arange(len(reading.keys))
+    visible = (ago.abs() < (walk["window"] or 99)) & ((ago >= 0) | (not walk["causal"]))
+    assert [key["id"] for key in walk["keys"]] == reading.keys
     assert [key["visible"] for key in walk["keys"]] == visible.tolist()
     powers = scores.exp() * visible
+    if said["bias"]:  # a key as far away as another on the same side has the same
+        table = reading.weight("rel_bias.weight")[:, walk["head"]].tolist()
+        assert all(min(abs(bias - entry) for entry in table) < 1e-12 for bias in biases)
     sink = reading.spec.attention.sinks
     beside = reading.weight("attn.sinks")[walk["head"]].exp() if sink else torch.tensor(0.0)
     weights = torch.tensor([key["weight"] for key in walk["keys"]], dtype=torch.float64)
@@ -310,7 +377,7 @@ def check_keys(walk: dict, reading: Reading) -> None:
 @every_toy
 def test_the_list_is_what_is_recorded(name, folder):
     path = folder(name)
-    ran = run("trace", "-m", path, "--ids", FED, "--list", "--json")
+    ran = run("trace", "-m", path, *fed(name), "--list", "--json")
     assert ran.status == 0
     listed = [(point["path"], point["shape"]) for point in ran.json["points"]]
     model = gptcli.open(path)
@@ -318,24 +385,30 @@ def test_the_list_is_what_is_recorded(name, folder):
 
 
 def test_at_shows_every_point_in_the_shape_that_the_list_says(folder):
-    """Every name that any model has, on the first of these that has it."""
+    """Every name that any model has, on the first of these that has it.
+
+    No encoder or cross attention of a known family has every part that a decoder may have (rotation beside a cross
+    attention, sinks): of theirs, the names that are left are likes of names that are shown.
+    """
     missing = dict.fromkeys(POINTS)
     for name in TOYS:
         if not missing:
             break
         path, model = folder(name), gptcli.open(folder(name))
-        points = run("trace", "-m", path, "--ids", FED, "--list", "--json").json["points"]
+        points = run("trace", "-m", path, *fed(name), "--list", "--json").json["points"]
         for point in points:
-            general = re.sub(r"^layers\.\d+", "layers.#", point["path"])
+            general = re.sub(r"^(encoder\.)?layers\.\d+", r"\1layers.#", point["path"])
             if general not in missing:
                 continue
             del missing[general]
-            ran = run("trace", "-m", path, "--ids", FED, "--at", point["path"], "--json")
+            ran = run("trace", "-m", path, *fed(name), "--at", point["path"], "--json")
             assert ran.status == 0, ran
             values = torch.tensor(ran.json["values"], dtype=torch.float64)
             assert list(values.shape) == ran.json["shape"] == point["shape"]
             torch.testing.assert_close(values, recorded(model)[point["path"]].double())
-    assert not missing
+    likes = {re.sub(r"^encoder\.", "", path).replace("cross", "attn") for path in missing}
+    assert likes.isdisjoint(missing) and likes <= set(POINTS)
+    assert not missing.keys() & {"encoder.layers.#.attn.pattern", "layers.#.cross.pattern", "encoder.final_norm"}
 
 
 @every_toy
@@ -344,7 +417,7 @@ def test_all_heads_layers_and_positions_in_bfloat16(name, folder):
     path = folder(name)
     spec = gptcli.open(path).spec
     heads = range(spec.attention.n_heads)
-    report = run("trace", "-m", path, "--ids", "5,17,3", "--layer", "all", "--head", "all", "--position", "all",
+    report = run("trace", "-m", path, *fed(name, "5,17,3"), "--layer", "all", "--head", "all", "--position", "all",
                  "--dtype", "bf16", "--json").json  # fmt: skip
     assert report["status"] == "ok" and report["model"]["dtype"] == "bfloat16"
     walks = [(walk["layer_index"], walk["head"], walk["position"]) for walk in report["walks"]]
@@ -406,7 +479,9 @@ def test_layers_of_different_numbers_of_heads(number, tmp_path):
 
 @every_toy
 def test_every_sign_has_a_look_alike_in_ascii(name, folder):
-    shown = run("trace", "-m", folder(name), "--ids", "5,17", "--layer", "all", encoding="ascii").out
+    for attention in attentions(name):
+        words = ["--layer", "all", "--attention", attention]
+        shown = run("trace", "-m", folder(name), *fed(name, "5,17"), *words, encoding="ascii").out
     assert "\\x" not in shown and "\\u" not in shown
 
 
@@ -427,11 +502,10 @@ def test_the_proof_of_a_long_text_allows_for_sums_that_cancel(sinks, tmp_path):
 @every_toy
 def test_forward_shows_every_inner_stage(name, folder):
     """`--stages` opens all points but those that are computed on the side, in order of birth."""
-    ran = run("forward", "-m", str(folder(name)), "--ids", FED, "--stages", "--json")
+    ran = run("forward", "-m", str(folder(name)), *fed(name), "--stages", "--json")
     assert ran.status == 0, ran.err
-    shown = [stage["path"] for stage in ran.json["stages"][1:]]
+    shown = [stage["path"] for stage in ran.json["stages"] if stage["path"]]
     listed = [
-        point["path"]
-        for point in run("trace", "-m", str(folder(name)), "--ids", FED, "--list", "--json").json["points"]
+        point["path"] for point in run("trace", "-m", folder(name), *fed(name), "--list", "--json").json["points"]
     ]
     assert shown == [path for path in listed if not path.endswith((".scores", ".pattern", ".sink"))]

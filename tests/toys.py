@@ -14,7 +14,7 @@ def shrunk(spec: Spec) -> Spec:
     """The same architecture at toy size: two layers, a head size that is not hidden size / heads, a window below 9."""
     a = spec.attention
     if a.n_heads <= 4:
-        return replace(spec, context_length=max(spec.context_length, 16))
+        return replace(spec, context_length=max(spec.context_length, 16), encoder=spec.encoder and shrunk(spec.encoder))
     heads = 4
     kv_heads = heads if a.n_kv_heads == a.n_heads else 1 if a.n_kv_heads == 1 else 2
     attention = replace(a, n_heads=heads, n_kv_heads=kv_heads, head_dim=6, window=a.window and 4)

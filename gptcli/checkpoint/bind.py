@@ -36,13 +36,20 @@ class Bound(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Binding:
-    """Every untied parameter's Bound; what else the file holds: buffers, unused weights, and a head beside a tie."""
+    """Where every parameter lies: each untied one's Bound, and a tied one's where the file holds it all the same.
+
+    copies: parameters that the file holds more than once, each with where it lies again; zeros: the shapes of those
+    that it lacks and that are zeros then; notes: what a person should know of it. Besides, the file's buffers, and its
+    weights that nothing here reads.
+    """
 
     bounds: dict[str, Bound]
+    copies: list[tuple[str, Bound]] = field(default_factory=list)
+    zeros: dict[str, tuple[int, ...]] = field(default_factory=dict)
     prefix: str = ""
     buffers: list[str] = field(default_factory=list)
     unused: list[str] = field(default_factory=list)
-    spare_head: str = ""
+    notes: list[str] = field(default_factory=list)
 
 
 def bind(params: Iterable[Param], infos: Mapping[str, TensorInfo], family: Family, where: str) -> Binding:
@@ -53,26 +60,30 @@ def bind(params: Iterable[Param], infos: Mapping[str, TensorInfo], family: Famil
     tables = _spellings(tuple(params), family)
     names = tables[0] if len(tables) == 1 else max(tables, key=lambda t: t.found(infos, t.prefix_among(infos)))
     prefix = names.prefix_among(infos)
-    bounds, used, spare_head, faults = {}, set(), "", []
-    for param in names.table.values():
-        bound, shape = names.wanted(param, prefix)
-        info = infos.get(bound.stored)
-        if param.tied_to:
-            spare_head = bound.stored if info else ""
-        elif info is None:
-            said = f"tensor {bound.stored!r} is missing"
-            packed = [f"{bound.stored}{end}" for end in PACKED if f"{bound.stored}{end}" in infos]
-            why = f": {packed[0]!r} is {PACKED[packed[0][len(bound.stored) :]]}, not implemented" if packed else ""
-            if not any(fault.startswith(said) for fault in faults):  # a fused tensor is missed once
-                faults.append(f"{said} ({param.name} {list(param.shape)}){why}")
-        if info is None:
+    found = Binding(bounds={}, prefix=prefix)
+    used, faults = set(), []
+    for param in sorted(names.table.values(), key=lambda param: bool(param.tied_to)):
+        places = [place for place in names.places(param, prefix) if place[0].stored in infos]
+        holder = found.bounds.get(param.tied_to)
+        if param.tied_to and (not places or (holder and places[0][0].stored == holder.stored)):
             continue
-        used.add(bound.stored)
-        if info.shape != shape:
-            faults.append(f"tensor {bound.stored!r} is {list(info.shape)}, but {param.name} needs {list(shape)}")
-        elif info.dtype not in FLOATS:
-            faults.append(f"tensor {bound.stored!r} is {info.dtype}, which holds no weights that can be run")
-        bounds[param.name] = bound
+        for bound, shape in places:
+            used.add(bound.stored)
+            faults += _misfit(bound.stored, infos[bound.stored], param, shape)
+        if places:
+            found.bounds[param.name] = places[0][0]
+            found.copies.extend((param.name, bound) for bound, _ in places[1:])
+        elif names.zeros(param):
+            stored = names.wanted(param, prefix)[0].stored
+            found.zeros[param.name] = param.shape
+            found.notes.append(f"{stored} is not in the file: zeros stand for it")
+        else:
+            said = _missing(names, param, prefix, infos)
+            if not any(fault.startswith(said.partition(" (")[0]) for fault in faults):  # a fused tensor is missed once
+                faults.append(said)
+    # What a tied parameter reads if it differs is no mere copy.
+    tied = {found.bounds[p.name].stored for p in names.table.values() if p.tied_to and p.name in found.bounds}
+    copies = [(name, bound) for name, bound in found.copies if bound.stored not in tied]
     left = [name for name in infos if name not in used]
     buffers = [name for name in left if _matches(name, family.buffers)]
     unused = [name for name in left if _matches(name, family.unused)]
@@ -81,7 +92,24 @@ def bind(params: Iterable[Param], infos: Mapping[str, TensorInfo], family: Famil
     if faults:
         more = f" (and {len(faults) - 1} faults more)" if len(faults) > 1 else ""
         raise GptcliError(f"{where}: {faults[0]}{more}", "the config and the weights must be of one model", "bind")
-    return Binding(bounds=bounds, prefix=prefix, buffers=buffers, unused=unused, spare_head=spare_head)
+    return replace(found, copies=copies, buffers=buffers, unused=unused)
+
+
+def _misfit(stored: str, info: TensorInfo, param: Param, shape: tuple[int, ...]) -> list[str]:
+    """What keeps a stored tensor from being a parameter, if anything."""
+    if info.shape != shape:
+        return [f"tensor {stored!r} is {list(info.shape)}, but {param.name} needs {list(shape)}"]
+    said = f"tensor {stored!r} is {info.dtype}, which holds no weights that can be run"
+    return [] if info.dtype in FLOATS else [said]
+
+
+def _missing(names: "_Names", param: Param, prefix: str, infos: Mapping[str, TensorInfo]) -> str:
+    """That a parameter is not in the file: by which names, and whether its numbers are there packed."""
+    stored, *others = (bound.stored for bound, _ in names.places(param, prefix))
+    beside = f", and so are {', '.join(map(repr, others))}" if others else ""
+    packed = [f"{stored}{end}" for end in PACKED if f"{stored}{end}" in infos]
+    why = f": {packed[0]!r} is {PACKED[packed[0][len(stored) :]]}, not implemented" if packed else ""
+    return f"tensor {stored!r} is missing{beside} ({param.name} {list(param.shape)}){why}"
 
 
 def recognise(params: Iterable[Param], names: Mapping[str, TensorInfo], families: Iterable[Family]) -> Family:
@@ -125,13 +153,37 @@ class _Names:
         prefixes = self.family.prefixes
         return prefixes[0] if len(prefixes) == 1 else max(prefixes, key=lambda prefix: self.found(names, prefix))
 
-    def wanted(self, param: Param, prefix: str) -> tuple[Bound, tuple[int, ...]]:
-        """The stored tensor that a parameter should lie in, its place there, and that tensor's whole shape."""
-        template, numbers = _template(param.name)
+    def places(self, param: Param, prefix: str) -> list[tuple[Bound, tuple[int, ...]]]:
+        """Every place where a parameter may lie, its own first. Where another untied one lies is no copy of it."""
+        stem = _template(param.name)[0].rpartition(".")[0]
+        own, copies = self.wanted(param, prefix), self.family.copies.get(stem, ())
+        if param.tied_to or not copies:
+            return [own]
+        taken = {self.wanted(p, prefix)[0].stored for p in self.table.values() if p is not param and not p.tied_to}
+        found = (self.wanted(param, prefix, copy) for copy in copies)
+        return [own, *(place for place in found if place[0].stored not in taken)]
+
+    def zeros(self, param: Param) -> bool:
+        """Does a file that lacks the parameter mean zeros?"""
+        return self._entry(param)[2].absent == "zeros"
+
+    def _entry(self, param: Param) -> tuple[str, tuple[str, ...], Stored]:
+        """What a parameter's name ends in, the stems that share its stored tensor, and that tensor."""
+        template = _template(param.name)[0]
         stem, _, leaf = template.rpartition(".")
         if template in self.entries:
             stem, leaf = template, ""
-        stems, stored = self.entries.get(stem, ((stem,), Stored(stem)))
+        return leaf, *self.entries.get(stem, ((stem,), Stored(stem)))
+
+    def wanted(self, param: Param, prefix: str, copy: Stored | None = None) -> tuple[Bound, tuple[int, ...]]:
+        """The stored tensor that a parameter should lie in, its place there, and that tensor's whole shape.
+
+        copy: another tensor to look in than its own.
+        """
+        stem, numbers = _template(param.name)
+        leaf, stems, stored = self._entry(param)
+        stem = stem.removesuffix(f".{leaf}")
+        stored = stored if copy is None else copy
         names = (_filled(f"{one}.{leaf}" if leaf else one, numbers) for one in stems)
         mates = [
             self.table[name] for name in names if name in self.table
@@ -142,7 +194,8 @@ class _Names:
         transposed = stored.transposed and len(param.shape) == 2
         shape = (sum(sizes), *param.shape[1:])
         shape = shape[::-1] if transposed else shape
-        item = None
+        item = 0 if stored.row else None
+        shape = (1, *shape) if stored.row else shape
         if "@" in stem and "@" not in stored.name:
             item = int(numbers["@"])
             shape = (self.siblings[_template(param.name, keep_layer=True)[0]], *shape)

@@ -26,7 +26,17 @@ def _asked(model, words: list[str] | None) -> tuple[str, ...]:
 def _run(model, options: RunOptions, fed: Fed):
     from gptcli.run import Run
 
-    return Run(model, fed.ids, options.dtype, options.device, options.threads, fed.added)
+    return Run(
+        model,
+        fed.ids,
+        options.dtype,
+        options.device,
+        options.threads,
+        added=fed.added,
+        source=fed.source,
+        source_added=fed.source_added,
+        segments=fed.segments,
+    )
 
 
 def _count(fed: Fed) -> int:
@@ -53,7 +63,7 @@ def forward(
     from gptcli.report.forward import forward_report
 
     out.check(".safetensors", ".npy")
-    model = given.open()
+    model = given.open(example=read.example)
     fed = read_ids(model, text, read)
     run = _run(model, how, fed)
     report, logits = forward_report(run, k, _asked(model, token), stages)
@@ -75,7 +85,7 @@ def topk(
     k: Annotated[int, typer.Option("--top-k", "-k", metavar="N", min=1, help="How many.")] = 10,
     token: Words = None,
     position: Annotated[
-        str, typer.Option(metavar="POSITION", help="After this position, from 0; -1 is the last; all.")
+        str, typer.Option(metavar="POSITION", help="After this position, from 0; -1 is the last; all; mask.")
     ] = "-1",
     temperature: Annotated[float, typer.Option(metavar="T", help="Divides the logits before the softmax.")] = 1.0,
 ) -> None:
@@ -88,9 +98,11 @@ def topk(
     from gptcli.report.topk import topk_report
 
     out.check()
-    model = given.open()
+    model = given.open(example=read.example)
     fed = read_ids(model, text, read)
     run = _run(model, how, fed)
+    if model.fills and came_from("position", "DEFAULT"):
+        position = "mask"
     report = topk_report(run, k, _asked(model, token), position, temperature)
     out.show(report, model.notes, run.seconds, _count(fed))
 
@@ -104,7 +116,7 @@ def score(given: ModelOptions, how: RunOptions, read: TextOptions, out: OutputOp
     from gptcli.report.score import score_report
 
     out.check()
-    model = given.open()
+    model = given.open(example=read.example)
     fed = read_ids(model, text, read)
     run = _run(model, how, fed)
     out.show(score_report(run), model.notes, run.seconds, _count(fed))
@@ -120,6 +132,10 @@ def trace(
     layer: Annotated[str, typer.Option(metavar="LAYER", help="1 to N; L0 counts from 0; -1 is the last; all.")] = "1",
     head: Annotated[str, typer.Option(metavar="HEAD", help="0 to H-1; -1 is the last; all.")] = "0",
     position: Annotated[str, typer.Option(metavar="POSITION", help="The query, from 0; -1 is the last; all.")] = "-1",
+    attention: Annotated[
+        Literal["self", "cross", "encoder"],
+        typer.Option(help="A text's own; across to the source; the source's own."),
+    ] = "self",
     at: Annotated[
         str | None, typer.Option("--at", metavar="PATH|L0H0", help="One activation; or a head, both from 0.")
     ] = None,
@@ -137,11 +153,11 @@ def trace(
     of_head = walk.at_head(at) if at is not None else None
     # Beside --list or --at, what chooses a head's walk would be dropped without a word.
     chosen = [option for option, chosen in (("--list", list_), ("--at", at is not None)) if chosen]
-    walks = ("layer", "head") if of_head else ("layer", "head", "position")
+    walks = ("layer", "head") if of_head else ("layer", "head", "position", "attention")
     chosen += [f"--{name}" for name in walks if chosen and came_from(name, "COMMANDLINE")]
     if len(chosen) > 1:
         raise GptcliError(f"{chosen[0]} and {chosen[1]}", "each says what to show: give one")
-    model = given.open()
+    model = given.open(example=read.example)
     fed = read_ids(model, text, read)
     run = _run(model, how, fed)
     if list_:
@@ -151,8 +167,9 @@ def trace(
         report = walk.activation_report(run, at)
     else:
         layer, head = of_head or (layer, head)
-        layers, heads = walk.layers_of(layer, model.spec), walk.heads_of(head, model.spec)
-        report = walk.trace_report(run, layers, heads, position)
+        stack = walk.stack_of(attention, model.spec)
+        layers, heads = walk.layers_of(layer, stack), walk.heads_of(head, stack, attention)
+        report = walk.trace_report(run, layers, heads, position, attention)
     out.show(report, model.notes, run.seconds, _count(fed))
 
 
@@ -196,9 +213,9 @@ def tokens(
     from gptcli.report.listing import tokens_report
 
     out.check()
-    model = given.open()
-    fed = read_ids(model, text, read)
-    out.show(tokens_report(model, fed.ids, decode, fed.added), model.notes)
+    model = given.open(example=read.example)
+    fed = read_ids(model, text, read, alone=True)
+    out.show(tokens_report(_run(model, RunOptions(), fed), decode), model.notes)
 
 
 @command
@@ -230,3 +247,37 @@ def list_(out: OutputOptions) -> None:
 def generate(words: Annotated[list[str] | None, typer.Argument()] = None) -> None:
     """Not what gptcli does."""
     raise GptcliError("gptcli does not generate text", "`gptcli topk TEXT` ranks the next tokens")
+
+
+@command
+def draw(
+    given: ModelOptions,
+    out: OutputOptions,
+    source: Source = None,
+    other: Annotated[str | None, typer.Argument(metavar="[OTHER]", help="A second model, to compare with.")] = None,
+) -> None:
+    """Draw a model's structure from its config: boxes, shapes, parameters, the residual path.
+
+    gptcli draw gpt2-small
+
+    gptcli draw gpt2-small llama3-8b
+
+    gptcli draw bert-base -o bert.svg --force
+    """
+    from gptcli.report.draw import draw_report
+
+    out.check(".svg", ".mmd")
+    models = [given.open(source, config_only=True)]
+    if other is not None:
+        models.append(given.open(other, config_only=True))
+    report = draw_report(models, out.full)
+    for path in out.output or ():
+        if path.suffix == ".svg":
+            from gptcli.render.svg import write_svg
+
+            write_svg(path, report)
+        elif path.suffix == ".mmd":
+            from gptcli.render.mermaid import write_mermaid
+
+            write_mermaid(path, report)
+    out.show(report, [note for model in models for note in model.notes])

@@ -8,6 +8,7 @@ import gc
 import os
 import sys
 from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -24,16 +25,19 @@ COMMANDS = (
     ("score", "score", "Run a model"),
     ("trace", "trace", "Look inside"),
     ("params", "params", "What it is"),
+    ("draw", "draw", "What it is"),
     ("tokens", "tokens", "Around it"),
     ("config", "config", "Around it"),
     ("list", "list_", "Around it"),
 )
+# Name of a group of commands, module in cli/ that holds it, group in --help.
+GROUPS = (("lab", "lab", "Learn"),)
 
 CONTEXT = {"help_option_names": ["-h", "--help"]}
 
 
-def build(wanted: str | None) -> "typer.Typer":
-    """The app with one command, or with all of them where none was named."""
+def build(wanted: str | None, inner: str | None = None) -> "typer.Typer":
+    """The app with one command, or with all of them where none was named. inner: the command of a group, likewise."""
     import typer
 
     from gptcli.cli import commands
@@ -65,6 +69,10 @@ def build(wanted: str | None) -> "typer.Typer":
     for name, function, group in COMMANDS:
         if wanted in (None, name):
             app.command(name, rich_help_panel=group, context_settings=CONTEXT)(getattr(commands, function))
+    for name, module, panel in GROUPS:
+        if wanted in (None, name):
+            of_group = import_module(f"gptcli.cli.{module}").group(inner, CONTEXT)
+            app.add_typer(of_group, name=name, rich_help_panel=panel)
     if wanted is None:
         app.command("generate", hidden=True, context_settings={"ignore_unknown_options": True})(commands.generate)
     return app
@@ -107,10 +115,11 @@ def attempt() -> int:
     """Runs the command line in sys.argv; returns the exit status of what could run, and raises what went wrong."""
     import typer
 
-    names = [name for name, _, _ in COMMANDS]
-    wanted = sys.argv[1] if len(sys.argv) > 1 and sys.argv[1] in names else None
+    names = [name for name, _, _ in (*COMMANDS, *GROUPS)]
+    wanted, inner = [*sys.argv[1:3], None, None][:2]
+    wanted = wanted if wanted in names else None
     try:
-        status = build(wanted)(prog_name="gptcli", standalone_mode=False)
+        status = build(wanted, inner)(prog_name="gptcli", standalone_mode=False)
     except typer.Abort:
         raise KeyboardInterrupt from None
     except SystemExit as stop:

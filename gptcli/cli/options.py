@@ -12,7 +12,7 @@ import typer
 from gptcli import shipped
 from gptcli.errors import GptcliError
 from gptcli.report import Report
-from gptcli.source import Model, open_model
+from gptcli.source import EXAMPLE, TRANSLATION, Model, open_model
 
 
 @dataclass
@@ -44,15 +44,21 @@ class ModelOptions:
         bool, typer.Option("--strict", help="Refuse a config with unknown keys.", rich_help_panel="Model")
     ] = False
 
-    def open(self, positional: str | None = None, configs_first: bool = False, config_only: bool = False) -> Model:
+    def open(
+        self,
+        positional: str | None = None,
+        configs_first: bool = False,
+        config_only: bool = False,
+        example: str = EXAMPLE,
+    ) -> Model:
         """The model named by an option, by the argument of a command that takes no text, or by GPTCLI_MODEL.
 
         configs_first: the argument names a shipped config before it names a shipped sample; config_only: of a name on
-        the Hub nothing but the config is wanted.
+        the Hub nothing but the config is wanted; example: what runs when nothing is named.
         """
 
         def opened(model: str | None, config: str | None) -> Model:
-            return open_model(model, config, self.seed, self.offline, self.revision, config_only, self.strict)
+            return open_model(model, config, self.seed, self.offline, self.revision, config_only, self.strict, example)
 
         from_environment = came_from("model", "ENVIRONMENT")
         for said, name in (("MODEL", positional), ("-m", self.model), ("-c", self.config)):
@@ -128,9 +134,25 @@ class TextOptions:
     special: Annotated[
         bool, typer.Option("--special", help="`<|endoftext|>` in the text is that token.", rich_help_panel="Text")
     ] = False
+    source: Annotated[
+        list[str] | None,
+        typer.Option("--source", metavar="TEXT", help="What the encoder reads (one a text).", rich_help_panel="Text"),
+    ] = None
+    source_ids: Annotated[
+        str | None, typer.Option("--source-ids", metavar="IDS", help="The same as ids.", rich_help_panel="Text")
+    ] = None
+    segments: Annotated[
+        str | None,
+        typer.Option("--segments", metavar="IDS", help="0,0,1,1: each token's part.", rich_help_panel="Text"),
+    ] = None
     chat: Annotated[
         bool, typer.Option("--chat", help="The text is a user's message in a chat.", rich_help_panel="Text")
     ] = False
+
+    @property
+    def example(self) -> str:
+        """What runs when no model is named: one that reads a source, where a source was given."""
+        return TRANSLATION if self.source or self.source_ids else EXAMPLE
 
 
 @dataclass

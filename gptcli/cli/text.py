@@ -15,26 +15,74 @@ from gptcli.source import Model
 
 if TYPE_CHECKING:
     from gptcli.cli.options import TextOptions
-    from gptcli.tokens import Encoded
+    from gptcli.tokens import Encoded, Rule
 
 
 class Fed(NamedTuple):
-    """The ids to feed, one list a text, and which of them the tokenizer's rule added (None: ids were given)."""
+    """The ids to feed, one list a text, and which of them the tokenizer's rule added (None: ids were given).
+
+    source: what the encoder reads, and its own marks; segments: each id's part of its text.
+    """
 
     ids: list[list[int]]
     added: list[list[bool]] | None = None
+    source: list[list[int]] | None = None
+    source_added: list[list[bool]] | None = None
+    segments: list[list[int]] | None = None
 
 
-def read_ids(model: Model, words: list[str] | None, read: "TextOptions") -> Fed:
-    """What to feed. Raises GptcliError where nothing was given, or twice, or not understood."""
-    words = words or []
+def read_ids(model: Model, words: list[str] | None, read: "TextOptions", alone: bool = False) -> Fed:
+    """What to feed. Raises GptcliError where nothing was given, or twice, or not understood.
+
+    alone: a text without a source is read as it is, though the model has an encoder.
+    """
+    if alone and read.source is None and read.source_ids is None:
+        return _read_text(model, words or [], read, has_source=False)
+    source, source_added = _read_source(model, read)
+    fed = _read_text(model, words or [], read, source is not None)
+    segments = None if read.segments is None else parse_ids("--segments", read.segments)
+    if segments is not None and [*map(len, segments)] != [*map(len, fed.ids)]:
+        what = f"{len(fed.ids[0])} tokens" if len(fed.ids) == 1 else "the texts' tokens"
+        said = f"--segments {read.segments}: not one number for each of {what}"
+        raise GptcliError(said, "`gptcli tokens` shows them", "inputs")
+    if source is not None and len(source) == 1:
+        source, source_added = source * len(fed.ids), source_added and source_added * len(fed.ids)
+    return fed._replace(source=source, source_added=source_added, segments=segments)
+
+
+def _read_source(model: Model, read: "TextOptions") -> tuple[list[list[int]] | None, list[list[bool]] | None]:
+    """What the encoder beside a decoder reads."""
+    given = [name for name, said in (("--source", read.source), ("--source-ids", read.source_ids)) if said is not None]
+    if len(given) > 1:
+        raise GptcliError("--source and --source-ids", "give one of them")
+    if model.spec.encoder is None:
+        if given:
+            raise GptcliError(f"{given[0]}: {model.shown} has no encoder to read it", "leave it out", "inputs")
+        return None, None
+    if read.source_ids is not None:
+        return parse_ids("--source-ids", read.source_ids), None
+    texts = read.source
+    if texts is None:
+        if model.config is None or model.config.source is None:
+            raise GptcliError("no source text, which this model's encoder reads", 'give --source "…"', "inputs")
+        texts = [model.config.source]
+    if len(texts) > 1 and not read.batch:
+        raise GptcliError(f"{len(texts)} source texts for one text", "--batch takes several", "inputs")
+    encoded = [model.tokenizer.marked(text, _rule(model, read)) for text in texts]
+    if any(all(found.added) for found in encoded):
+        raise GptcliError("the source text is empty", "give a text of at least one token", "empty")
+    return [found.ids for found in encoded], [found.added for found in encoded]
+
+
+def _read_text(model: Model, words: list[str], read: "TextOptions", has_source: bool) -> Fed:
     if read.ids is not None:
         if words:
             raise GptcliError("a text and --ids", "give one of them")
         shaping = [name for name, said in (("--chat", read.chat), ("--special", read.special)) if said]
         if shaping or read.bos is not None:
             raise GptcliError(f"{(shaping or ['--bos'])[0]} and --ids", "ids are fed as they are")
-        return Fed(parse_ids(read.ids))
+        return Fed(parse_ids("--ids", read.ids))
+    begun = has_source and model.start is not None and read.bos is not False  # a decoder's text may be its start alone
     if words:
         _refuse_a_model(words[0])
         texts = _texts(words, read.batch)
@@ -42,27 +90,41 @@ def read_ids(model: Model, words: list[str] | None, read: "TextOptions") -> Fed:
         raise GptcliError("standard input holds a text, but nothing said to read it", "write - in the text's place")
     elif model.config is not None and model.config.prompt is not None:
         texts = [model.config.prompt]
+    elif begun:
+        texts = [""]
     else:
         raise GptcliError("no text and no --ids", 'give a text, such as "The cat sat on the"')
-    encoded = [_encoded(model, text, read) for text in texts]
+    encoded = [_encoded(model, text, read, has_source) for text in texts]
     for text, found in enumerate(encoded):
-        if all(found.added):
+        if not found.ids if begun else all(found.added):
             which = f"text {text} is empty" if len(encoded) > 1 else "the text is empty"
             raise GptcliError(which, "give a text of at least one token", "empty")
     return Fed([found.ids for found in encoded], [found.added for found in encoded])
 
 
-def _encoded(model: Model, text: str, read: "TextOptions") -> "Encoded":
-    from gptcli.tokens import Rule
+def _encoded(model: Model, text: str, read: "TextOptions", has_source: bool) -> "Encoded":
+    if has_source:
+        if read.chat:
+            raise GptcliError("--chat beside a source text", "a chat is read by a decoder alone", "chat")
+        from gptcli.run import decoder_text
 
+        return decoder_text(model, text, _rule(model, read))
     if not read.chat:
-        return model.tokenizer.marked(text, Rule(read.bos, read.special))
+        return model.tokenizer.marked(text, _rule(model, read))
+    from gptcli.tokens import Rule
     from gptcli.tokens.chat import chat_text
 
     if model.directory is None:
         raise GptcliError("--chat: this model has no chat template", "name a checkpoint's directory by -m", "chat")
     # The template writes the special tokens itself, its BOS among them.
     return model.tokenizer.marked(chat_text(model.directory, text), Rule(bos=read.bos or False, special=True))
+
+
+def _rule(model: Model, read: "TextOptions") -> "Rule":
+    """Where a model fills in masks, the mask in its text is that token, and so are its other special words."""
+    from gptcli.tokens import Rule
+
+    return Rule(read.bos, read.special or model.fills)
 
 
 def _texts(words: list[str], batch: bool) -> list[str]:
@@ -106,9 +168,9 @@ def _unread_input() -> bool:
         return False
 
 
-def parse_ids(given: str) -> list[list[int]]:
-    """`12,45,78`, `[[12, 45, 78]]` or `@file` of either, as one list a text. Raises GptcliError."""
-    said = f"--ids {given if len(given) <= 60 else given[:59] + '…'}"
+def parse_ids(option: str, given: str) -> list[list[int]]:
+    """`12,45,78`, `[[12, 45, 78]]` or `@file` of either, as one list a text. Raises GptcliError, naming the option."""
+    said = f"{option} {given if len(given) <= 60 else given[:59] + '…'}"
     if given.startswith("@"):
         try:
             text = Path(given[1:]).read_text(encoding="utf-8")

@@ -3,7 +3,7 @@
 from typing import Any
 
 from gptcli.errors import GptcliError, nearest
-from gptcli.families import experts, gemma, gpt, llama, others
+from gptcli.families import encoders, experts, gemma, gpt, llama, others, seq2seq
 from gptcli.families.record import Family, Stored
 
 __all__ = ["FAMILIES", "OWN", "Family", "Stored", "family_of"]
@@ -11,7 +11,15 @@ __all__ = ["FAMILIES", "OWN", "Family", "Stored", "family_of"]
 # This project's own names, as a YAML config beside weights implies.
 OWN = Family()
 
-FAMILIES: dict[str, Family] = {**gpt.RECORDS, **llama.RECORDS, **gemma.RECORDS, **experts.RECORDS, **others.RECORDS}
+FAMILIES: dict[str, Family] = {
+    **gpt.RECORDS,
+    **llama.RECORDS,
+    **gemma.RECORDS,
+    **experts.RECORDS,
+    **others.RECORDS,
+    **encoders.RECORDS,
+    **seq2seq.RECORDS,
+}
 
 
 def family_of(config: dict[str, Any], where: str) -> Family:

@@ -41,7 +41,8 @@ class Stored(NamedTuple):
     `#` stands for the layer and `@` for the expert (or head); a name without the stem's `@` is one tensor of all of
     them, stacked along its first axis. transposed: matrices lie [in, out]. fused: several stems follow one another
     (`blocks`), follow one another within each head (`heads`), or take turns row by row (`turns`). leaves: what ends the
-    names of a weight and of a bias. outside: the family's prefix does not apply.
+    names of a weight and of a bias. outside: the family's prefix does not apply. row: a vector lies as the one row of a
+    matrix. absent: a file without it is refused, or means `zeros`.
     """
 
     name: str
@@ -49,18 +50,22 @@ class Stored(NamedTuple):
     fused: Literal["blocks", "heads", "turns"] = "blocks"
     leaves: tuple[str, str] = (".weight", ".bias")
     outside: bool = False
+    row: bool = False
+    absent: Literal["refused", "zeros"] = "refused"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
     """names: our stem (or whole name), or a tuple of stems fused in one tensor, to Stored. others: where other files of
-    this family differ, each set laid over `names`; a file's own set is the one of which most is found.
+    this family differ, each set laid over `names`; a file's own set is the one of which most is found. copies: where a
+    file may hold a stem's weight once more, or in the place of its own name.
     defaults: what the library takes for a config key that is absent (null is not absent).
 
     fixed: config keys that change the forward pass, each with the values that are implemented. aliases: other words for
     a config key. inside: the key of the config that holds the language model's own; what is absent there may stand
     beside it. prefixes: what may stand before every stored name; buffers: patterns of stored tensors that are no
-    weights; unused: patterns of weights that another part of the model reads.
+    weights; unused: patterns of weights that another part of the model reads; start: the id that the text of a decoder
+    beside an encoder begins with.
     """
 
     template: dict[str, Any] = field(default_factory=dict)
@@ -71,9 +76,11 @@ class Family:
     inside: str = ""
     names: dict[str | tuple[str, ...], Stored] = field(default_factory=dict)
     others: tuple[dict[str | tuple[str, ...], Stored], ...] = ()
+    copies: dict[str, tuple[Stored, ...]] = field(default_factory=dict)
     prefixes: tuple[str, ...] = ("",)
     buffers: tuple[str, ...] = ()
     unused: tuple[str, ...] = ()
+    start: Key | None = None
 
 
 # Keys that change the forward pass of any family, and the values of them that are implemented.
@@ -88,10 +95,10 @@ IRRELEVANT = frozenset(
     early_stopping embd_pdrop encoder_no_repeat_ngram_size eos_token_id exponential_decay_length_penalty
     finetuning_task forced_bos_token_id forced_eos_token_id gradient_checkpointing hidden_dropout id2label
     initializer_range is_decoder is_encoder_decoder keys_to_ignore_at_inference label2id length_penalty
-    max_length min_length model_type n_ctx no_repeat_ngram_size num_beam_groups num_beams num_return_sequences
-    output_attentions output_hidden_states output_past output_scores pad_token_id prefix pretraining_tp
-    problem_type pruned_heads remove_invalid_values reorder_and_upcast_attn repetition_penalty resid_pdrop
-    return_dict return_dict_in_generate sep_token_id summary_activation summary_first_dropout
+    max_length min_length model_type n_ctx no_repeat_ngram_size num_beam_groups num_beams num_labels
+    num_return_sequences output_attentions output_hidden_states output_past output_scores pad_token_id prefix
+    pretraining_tp problem_type pruned_heads remove_invalid_values reorder_and_upcast_attn repetition_penalty
+    resid_pdrop return_dict return_dict_in_generate sep_token_id summary_activation summary_first_dropout
     summary_proj_to_labels summary_type summary_use_proj suppress_tokens task_specific_params temperature
     tf_legacy_loss tie_encoder_decoder tokenizer_class top_k top_p torch_dtype torchscript transformers_version
     typical_p unk_token_id use_bfloat16 use_cache
@@ -115,10 +122,14 @@ ACTIVATIONS = {
 
 
 class Resolved(NamedTuple):
-    """A Spec read from a config.json, and the keys of it that nobody knows."""
+    """A Spec read from a config.json, and the keys of it that nobody knows.
+
+    start: the id that the decoder's text begins with, beside an encoder.
+    """
 
     spec: Spec
     unknown: tuple[str, ...]
+    start: int | None = None
 
 
 def resolve(config: dict[str, Any], family: Family, name: str, where: str) -> Resolved:
@@ -141,13 +152,15 @@ def resolve(config: dict[str, Any], family: Family, name: str, where: str) -> Re
     consumed: set[str] = set()
     try:
         spec = _as_far_as_it_reaches(read_spec({"name": name} | _fill(family.template, config, consumed)))
+        start = _fill(family.start, config, consumed)
+        start = None if start is None else whole(start, family.start.name, least=0)
         for key in sorted(consumed & set(inner) & set(outer)):
             said = f"{key}: {show(outer[key])} contradicts {family.inside}.{key}: {show(inner[key])}"
             require_key(outer[key] == inner[key], said)
     except SpecError as error:
         raise SpecError(f"{where}: {error.message}", error.hint, error.code) from None
     known = consumed | IRRELEVANT | set(fixed) | set(family.irrelevant)
-    return Resolved(spec, tuple(key for key in written if key not in known))
+    return Resolved(spec, tuple(key for key in written if key not in known), start)
 
 
 def _in_own_words(config: dict[str, Any], family: Family, where: str) -> dict[str, Any]:

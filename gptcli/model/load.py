@@ -1,6 +1,6 @@
 """A bound checkpoint's tensors: memory-mapped, sliced as views, converted only when another type or device is asked."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,9 @@ from gptcli.checkpoint.safetensors import TensorInfo
 from gptcli.layout import Param
 from gptcli.model.weights import Lazy
 
+# What may be tied, in a person's words.
+TIED = {"lm_head.weight": "head", "encoder.embed.weight": "encoder table"}
+
 
 def stored_weights(
     binding: Binding,
@@ -21,7 +24,10 @@ def stored_weights(
     dtype: torch.dtype,
     device: torch.device,
 ) -> Lazy:
-    """Every bound parameter in the layout's shape, each read when it is first asked for."""
+    """Every bound parameter in the layout's shape, each read when it is first asked for.
+
+    Beside them stand the copies that the file holds, until settle_ties drops them.
+    """
     files: dict[Path, Any] = {}
 
     def read(stored: str) -> Tensor:
@@ -36,7 +42,17 @@ def stored_weights(
     def maker(bound: Bound) -> Callable[[], Tensor]:
         return lambda: cut(read(bound.stored), bound).to(device, dtype)
 
-    return Lazy({name: maker(bound) for name, bound in binding.bounds.items()})
+    def zeros(shape: tuple[int, ...]) -> Callable[[], Tensor]:
+        return lambda: torch.zeros(shape, dtype=dtype, device=device)
+
+    bounds = binding.bounds | {_again(bound): bound for _, bound in binding.copies}
+    lacking = {name: zeros(shape) for name, shape in binding.zeros.items()}
+    return Lazy({name: maker(bound) for name, bound in bounds.items()} | lacking)
+
+
+def _again(bound: Bound) -> str:
+    """What a copy stands under: the file's name for it, which may be ours for something else, and a space."""
+    return f"{bound.stored} again"
 
 
 def cut(tensor: Tensor, bound: Bound) -> Tensor:
@@ -49,14 +65,28 @@ def cut(tensor: Tensor, bound: Bound) -> Tensor:
     return tensor[bound.part :: bound.parts] if bound.fused == "turns" else tensor[bound.start : bound.stop]
 
 
-def settle_tie(weights: Lazy, params: Mapping[str, Param]) -> bool:
-    """Where the file has a head although the config ties it: an equal one is dropped, a different one stays.
+def settle_ties(weights: Lazy, binding: Binding, params: Iterable[Param]) -> list[str]:
+    """Where the file holds a weight again, an equal one is dropped; a different one stays where a parameter reads it.
 
-    Returns whether a different one stayed: the file contradicts its config.
+    weights: as stored_weights gives them. Returns a note for each that differs: the file contradicts its config.
     """
-    for param in params.values():
+
+    def drop(name: str) -> None:
+        del weights.makers[name]
+        weights.made.pop(name, None)
+
+    notes = []
+    for param in params:
         if param.tied_to and param.name in weights.makers:
-            if not torch.equal(weights[param.name], weights[param.tied_to]):
-                return True
-            del weights.makers[param.name], weights.made[param.name]
-    return False
+            if torch.equal(weights[param.name], weights[param.tied_to]):
+                drop(param.name)
+                continue
+            what, stored = TIED[param.name], binding.bounds[param.name].stored
+            said = f"the config ties the {what}, but {stored} in the file differs from the embedding"
+            notes.append(f"{said}: the file's {what} is used")
+    for name, bound in binding.copies:
+        if not torch.equal(weights[_again(bound)], weights[name]):
+            notes.append(f"{bound.stored} in the file differs from {binding.bounds[name].stored}, which is used")
+    for copy in {_again(bound) for _, bound in binding.copies}:
+        drop(copy)
+    return notes

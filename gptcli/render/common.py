@@ -13,10 +13,16 @@ def title(screen: Screen, model: ModelFacts) -> None:
     screen.flow([said, [f"{exact(model.parameters)} parameters"], [model.dtype], [str(model.device)]], gap=" · ")
 
 
-def fed(screen: Screen, tokens: list[list[Token]]) -> None:
-    """The ids as they went in, with their positions."""
+def fed(screen: Screen, tokens: list[list[Token]], source: list[list[Token]] = ()) -> None:
+    """The ids as they went in, with their positions; source: what the encoder read."""
+    if source:
+        _ids(screen, source, "source")
+    _ids(screen, tokens, "tokens", "text")
+
+
+def _ids(screen: Screen, tokens: list[list[Token]], name: str, one: str = "source") -> None:
     for text, ids in enumerate(tokens):
-        label = "tokens" if len(tokens) == 1 else f"text {text}"
+        label = name if len(tokens) == 1 else f"{one} {text}"
         shown = [
             [
                 (f"{position} ", "dim"),

@@ -5,6 +5,7 @@ from functools import singledispatch
 from gptcli.render.screen import Screen
 from gptcli.report import Report
 from gptcli.report.listing import ConfigReport, ListReport, TokensReport
+from gptcli.tokens import Token
 
 
 @singledispatch
@@ -25,21 +26,28 @@ def _(report: TokensReport, screen: Screen) -> None:
         screen.verbatim("".join(f"{text}\n" for text in report.text))
         return
     screen.line((f"{report.tokenizer} · {report.size:,} tokens", "dim"))
+    for number, tokens in enumerate(report.source):
+        screen.line((f"source {number}" if len(report.source) > 1 else "source", "dim"))
+        _tokens(screen, tokens)
     for number, tokens in enumerate(report.tokens):
-        if len(report.tokens) > 1:
-            screen.line((f"text {number}", "dim"))
-        rows = [
-            [
-                str(position),
-                str(token.id),
-                (token.token + " (added)" * token.added, "cyan")
-                if token.bytes is not None
-                else ("no token has this id", "dim"),
-                " ".join(f"{byte:02x}" for byte in token.bytes or ()),
-            ]
-            for position, token in enumerate(tokens)
+        if len(report.tokens) > 1 or report.source:
+            screen.line((f"text {number}" if len(report.tokens) > 1 else "text", "dim"))
+        _tokens(screen, tokens)
+
+
+def _tokens(screen: Screen, tokens: list[Token]) -> None:
+    rows = [
+        [
+            str(position),
+            str(token.id),
+            (token.token + " (added)" * token.added, "cyan")
+            if token.bytes is not None
+            else ("no token has this id", "dim"),
+            " ".join(f"{byte:02x}" for byte in token.bytes or ()),
         ]
-        screen.table(rows, ("position", "id", "token", "bytes"), right=(0, 1))
+        for position, token in enumerate(tokens)
+    ]
+    screen.table(rows, ("position", "id", "token", "bytes"), right=(0, 1))
 
 
 @verdict.register

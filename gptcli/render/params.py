@@ -20,7 +20,7 @@ def draw(report: ParamsReport, screen: Screen) -> None:
             each, share = f"{row.each:,}" if row.times > 1 else "", "" if row.tied_to else f" {100 * row.share:.2f} %"
             rows.append([(name, style), f" {each}", f" {row.parameters:,}", share, f" {stored}"])
     views = (
-        ("untied", totals.untied, "the head counted too"),
+        ("untied", totals.untied, "every name counted"),
         ("non-embedding", totals.non_embedding, "layers and final norm"),
         ("nanoGPT's convention", totals.nanogpt, "no positions"),
     )

@@ -12,13 +12,14 @@ BAR = 12  # columns of the longest bar
 def draw(report: TopkReport, screen: Screen) -> None:
     """Prints the report to the screen."""
     title(screen, report.model)
-    fed(screen, report.tokens)
+    fed(screen, report.tokens, report.source)
     for found in report.next:
         token = report.tokens[found.text][found.position]
         text = f"text {found.text}, " if len(report.tokens) > 1 else ""
         heat = f", temperature {report.temperature:g}" if report.temperature != 1 else ""
+        after = "at" if found.fills else "after"
         screen.line(
-            (f"{text}after position {found.position} ", "dim"), (token.token or str(token.id), "cyan"), (heat, "dim")
+            (f"{text}{after} position {found.position} ", "dim"), (token.token or str(token.id), "cyan"), (heat, "dim")
         )
         next_table(screen, found)
 

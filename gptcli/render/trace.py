@@ -47,8 +47,9 @@ def _(report: ActivationReport, screen: Screen) -> None:
                 of_head = f"{names[report.axes[1]]} {head}" if len(report.axes) == 4 else ""
                 screen.line((f"text {text} {of_head}" if len(report.values) > 1 else of_head, "dim"))
             name = names.get(report.axes[-2])
-            labels = [f"{name} {i}" for i in range(len(matrix))] if name else _labels(len(matrix), report.tokens[text])
-            _matrix(screen, matrix, labels)
+            labels = [f"{name} {i}" for i in range(len(matrix))] if name else _labels(len(matrix), report.rows[text])
+            columns = report.columns and _labels(len(matrix[0]), report.columns[text])
+            _matrix(screen, matrix, labels, columns)
 
 
 def _labels(rows: int, tokens: list[Token]) -> list[str]:
@@ -57,7 +58,13 @@ def _labels(rows: int, tokens: list[Token]) -> list[str]:
     return [f"{i - padding} {tokens[i - padding].token}" if i >= padding else "padding" for i in range(rows)]
 
 
-def _matrix(screen: Screen, matrix: list[list[float]], labels: list[str]) -> None:
+def _matrix(screen: Screen, matrix: list[list[float]], labels: list[str], columns: list[str] | None) -> None:
+    """columns: the keys that a map's columns stand for, named where all of them find room."""
+    if columns is not None:
+        rows = [[(label, "cyan"), *map(screen.number, row)] for label, row in zip(labels, matrix)]
+        if screen.fits(rows, ("", *columns)):
+            screen.table(rows, ("", *columns), right=range(1, len(columns) + 1))
+            return
     width = max(map(len, labels))
     room = None if screen.width is None else screen.width - width - 1
     screen.table([[(label, "cyan"), screen.vector(row, room)] for label, row in zip(labels, matrix)], gap=1)
@@ -71,7 +78,7 @@ def _(report: ActivationReport) -> str:
 @draw.register
 def _(report: TraceReport, screen: Screen) -> None:
     title(screen, report.model)
-    fed(screen, report.tokens)
+    fed(screen, report.tokens, report.source)
     for walk in report.walks:
         _walk(screen, walk, report)
     screen.line(
@@ -96,15 +103,17 @@ def _(report: TraceReport) -> str:
 
 def _walk(screen: Screen, walk: Walk, report: TraceReport) -> None:
     layer, kv = walk.layer_index, f" · kv head {walk.kv_head}" if walk.kv_head != walk.head else ""
+    kind = {"self": "", "cross": "Cross attention · ", "encoder": "Encoder · "}[walk.attention]
     screen.line(
-        (f"Layer {layer + 1} of {report.n_layers} ({walk.path}) · Head {walk.head} of {walk.n_heads}", "bold"),
+        (f"{kind}Layer {layer + 1} of {walk.n_layers} ({walk.path}) · Head {walk.head} of {walk.n_heads}", "bold"),
         (f" = L{layer}H{walk.head}{kv} · query {walk.position} ", "bold"),
         (f'"{walk.token}"' if walk.token else "", "bold cyan"),
     )
     width = max(len(step.label) for step in walk.before + walk.after)
     for step in walk.before:
         _step(screen, step, width)
-    seen = [f"score = {walk.score}"] if walk.softcap is not None else []
+    biased = walk.keys[0].bias is not None
+    seen = [f"score = {walk.score}"] if walk.softcap is not None or biased else []
     sides = "" if walk.causal else " to each side"
     seen += [f"a window of {walk.window} keys{sides}"] if walk.window is not None else []
     seen += ["the softmax has a sink beside the keys"] if walk.sink is not None else []
@@ -130,25 +139,30 @@ def _step(screen: Screen, step: Step, width: int) -> None:
 
 def _keys(screen: Screen, walk: Walk) -> None:
     """One row a key, the heaviest where there are many, and their sum, which is z."""
-    short = len(walk.keys[0].k) <= 4 or screen.full
+    short, biased = len(walk.keys[0].k) <= 4 or screen.full, walk.keys[0].bias is not None
     kept = walk.keys if screen.full else [walk.keys[position] for position in walk.heaviest]
+    gap = [""] * (4 + biased)  # between the key and its weight
     rows = [_key(key, screen, short) for key in kept]
     rest = len(walk.keys) - len(kept)
     if rest:
-        rows.append([(f"… {rest} keys more", "dim"), "", "", "", "", (screen.number(walk.rest_weight), "dim"), ""])
-    z = next(step for step in walk.after if step.path.endswith(".attn.z"))
+        rows.append([(f"… {rest} keys more", "dim"), *gap, (screen.number(walk.rest_weight), "dim"), ""])
+    z = next(step for step in walk.after if step.path.endswith(".z"))
     if walk.sink is not None:
-        rows.append([("sink", "dim"), "", "", "", "", screen.number(walk.sink), ""])
+        rows.append([("sink", "dim"), *gap, screen.number(walk.sink), ""])
     summed = screen.vector(z.values) if short else screen.number(z.norm)
-    rows.append([("sum", "dim"), "", "", "", "", screen.number(walk.weights), summed])
-    k = next((s.label for s in reversed(walk.before) if s.label.startswith("attn.k")), "k").removeprefix("attn.")
-    score = "score" if walk.softcap is not None else walk.score.removeprefix("q·k")
-    header = ("key", k if short else f"|{k}|", "q·k", score, "mask", "weight", "weight·v" if short else "|weight·v|")
+    rows.append([("sum", "dim"), *gap, screen.number(walk.weights), summed])
+    names = (s.label.partition(".")[2] for s in reversed(walk.before))
+    k = next((name for name in names if name.startswith("k")), "k")
+    score = "score" if walk.softcap is not None or biased else walk.score.removeprefix("q·k")
+    products = ("q·k", "+ bias") if biased else ("q·k",)
+    header = ("key", k if short else f"|{k}|", *products, score, "mask", "weight")
+    header += ("weight·v" if short else "|weight·v|",)
+    numbers, weight = range(1, len(header)), len(header) - 2
     if screen.fits(rows, header):
-        screen.table(rows, header, right=(1, 2, 3, 4, 5, 6))
+        screen.table(rows, header, right=numbers)
         return
-    screen.table([row[:6] for row in rows[:-1]], header[:6], right=(1, 2, 3, 4, 5))
-    screen.table([[row[0], *row[5:]] for row in rows], ("key", *header[5:]), right=(1, 2))
+    screen.table([row[: weight + 1] for row in rows[:-1]], header[: weight + 1], right=numbers[:-1])
+    screen.table([[row[0], *row[weight:]] for row in rows], ("key", *header[weight:]), right=(1, 2))
 
 
 def _key(key: KeyStep, screen: Screen, short: bool) -> list:
@@ -156,6 +170,7 @@ def _key(key: KeyStep, screen: Screen, short: bool) -> list:
         (f"{key.position} {key.token or key.id}", "cyan"),
         screen.vector(key.k) if short else screen.number(key.norm_k),
         screen.number(key.product),
+        *([] if key.bias is None else [screen.number(key.bias)]),
         screen.number(key.scaled),
         "0" if key.visible else "−∞",
         screen.number(key.weight),

@@ -7,6 +7,7 @@ from gptcli import count, shipped
 from gptcli.config import read_config
 from gptcli.errors import GptcliError
 from gptcli.report import Report
+from gptcli.run import Run
 from gptcli.source import Model
 from gptcli.spec import to_dict
 from gptcli.tokens import Token
@@ -14,12 +15,15 @@ from gptcli.tokens import Token
 
 @dataclass(kw_only=True)
 class TokensReport(Report):
-    """tokens: each text's; text: what they decode to (UTF-8, bytes that are no text escaped), if that was asked for."""
+    """tokens: each text's; source: what an encoder would read; text: what the tokens decode to, if that was asked for
+    (UTF-8, bytes that are no text escaped).
+    """
 
     schema = "gptcli.tokens/1"
     tokenizer: str
     size: int
     tokens: list[list[Token]]
+    source: list[list[Token]]
     text: list[str] | None
 
 
@@ -61,19 +65,22 @@ class ListReport(Report):
     cached: list[Cached]
 
 
-def tokens_report(
-    model: Model, ids: list[list[int]], decode: bool = False, added: list[list[bool]] | None = None
-) -> TokensReport:
-    """Raises GptcliError for an id to decode that stands for no token."""
-    tokenizer = model.tokenizer
-    marks = added or [[False] * len(text) for text in ids]
-    tokens = [[Token.of(id_, tokenizer, mark) for id_, mark in zip(*text)] for text in zip(ids, marks)]
+def tokens_report(run: Run, decode: bool = False) -> TokensReport:
+    """Raises GptcliError where the model has no tokenizer, and for an id to decode that stands for no token."""
+    tokenizer = run.model.tokenizer.target if run.source else run.model.tokenizer
+    tokens = run.tokens()
     unknown = [token.id for text in tokens for token in text if token.bytes is None]
     if decode and unknown:
         raise GptcliError(f"id {unknown[0]} is no token of {tokenizer.name}", "leave --decode out to see the others")
     pieces = ([bytes(token.bytes) for token in text] for text in tokens) if decode else ()
     texts = [tokenizer.between.join(text).decode("utf-8", "backslashreplace") for text in pieces]
-    return TokensReport(tokenizer=tokenizer.name, size=tokenizer.size, tokens=tokens, text=texts if decode else None)
+    return TokensReport(
+        tokenizer=tokenizer.name,
+        size=tokenizer.size,
+        tokens=tokens,
+        source=run.source_tokens(),
+        text=texts if decode else None,
+    )
 
 
 def config_report(model: Model) -> ConfigReport:

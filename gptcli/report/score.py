@@ -47,6 +47,9 @@ class ScoreReport(Report):
 
 def score_report(run: Run) -> ScoreReport:
     """Scores of every text. Raises GptcliError for a text of one token, which has none."""
+    if run.model.fills or run.model.spec.lm_head is None:
+        why = "sees both ways and tells no next token" if run.model.fills else "has no head"
+        raise GptcliError(f"no scores: {run.model.shown} {why}", "topk fills in [MASK]", "head")
     if any(len(ids) < 2 for ids in run.ids):
         raise GptcliError("a text of one token has no score: nothing precedes its only token", "give a longer text")
     logits = run.forward("all")

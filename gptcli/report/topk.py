@@ -32,10 +32,14 @@ class Candidate:
 
 @dataclass(frozen=True, kw_only=True)
 class Next:
-    """The candidates after one position (from 0) of one text (from 0), in order of rank."""
+    """The candidates after one position (from 0) of one text (from 0), in order of rank.
+
+    fills: they stand for the position itself, as a model has it that fills in masks.
+    """
 
     text: int
     position: int
+    fills: bool
     top: list[Candidate]
 
 
@@ -44,15 +48,23 @@ class TopkReport(Report):
     schema = "gptcli.topk/1"
     model: ModelFacts
     tokens: list[list[Token]]
+    source: list[list[Token]]
     temperature: float
     next: list[Next]
 
 
 def topk_report(run: Run, k: int, words: tuple[str, ...], position: str, temperature: float) -> TopkReport:
-    """The k best next tokens, and those that `words` name, after the positions that --position means."""
+    """The k best next tokens, and those that `words` name, after the positions that --position means.
+
+    position `mask`: the positions that are to be filled in. Raises GptcliError where there are none, or no head.
+    """
+    if run.model.spec.lm_head is None:
+        raise GptcliError(
+            f"{run.model.shown} has no head: it ranks no tokens", "forward shows its final vectors", "head"
+        )
     if not 0 < temperature < float("inf"):
         raise GptcliError(f"--temperature {temperature:g}: not a number above 0", "1 changes nothing")
-    wanted = [(text, at) for text, ids in enumerate(run.ids) for at in positions(position, len(ids))]
+    wanted = [(text, at) for text in range(len(run.ids)) for at in _places(run, text, position)]
     only_last = all(at == len(run.ids[text]) - 1 for text, at in wanted)
     logits = run.forward("last" if only_last else "all")  # [B, 1 or T, V]
     rows = [logits[text, -1 if only_last else run.column(text, at)] for text, at in wanted]
@@ -61,10 +73,25 @@ def topk_report(run: Run, k: int, words: tuple[str, ...], position: str, tempera
     return TopkReport(
         model=run.facts(),
         tokens=run.tokens(),
+        source=run.source_tokens(),
         temperature=temperature,
         next=found,
         findings=[Finding("not-finite", "logits hold NaN or infinity", "logits")] if broken else [],
     )
+
+
+def _places(run: Run, text: int, position: str) -> list[int]:
+    if position != "mask":
+        return positions(position, len(run.ids[text]))
+    masked = run.masked(text)
+    if not masked:
+        labels = run.labels
+        word = visible(labels.piece(labels.mask)) if labels and labels.mask is not None else "mask"
+        where = f"text {text} has" if len(run.ids) > 1 else "the text has"
+        raise GptcliError(
+            f"{where} no {word} to fill in", f"write {word} where a word is wanted, or --position", "mask"
+        )
+    return masked
 
 
 def next_tokens(
@@ -73,8 +100,8 @@ def next_tokens(
     """What logits [V] say comes after a position."""
     from gptcli.model.measure import rank
 
-    asked = tuple(run.model.tokenizer.find(word) for word in words)
-    labels, top = run.model.labels, []
+    asked = tuple(run.model.tokenizer.target.find(word) for word in words)
+    labels, top = run.labels, []
     for ranked in rank(logits, k, asked, temperature):
         piece = labels.piece(ranked.id) if labels else None
         tie = (ranked.tie_first, ranked.tie_last) if ranked.tie_last > ranked.tie_first else None
@@ -91,4 +118,4 @@ def next_tokens(
                 asked=ranked.id in asked,
             )
         )
-    return Next(text=text, position=position, top=top)
+    return Next(text=text, position=position, fills=run.model.fills, top=top)

@@ -7,24 +7,14 @@ import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from gptcli.errors import GptcliError, nearest
+from gptcli.layout import Place
 from gptcli.report import Finding, ModelFacts, Report
+from gptcli.report.formulas import formulas, scaled, score_formula
 from gptcli.run import Run, positions
-from gptcli.spec import (
-    Attention,
-    Experts,
-    LayerNorm,
-    Learned,
-    LinearScaling,
-    NoMLP,
-    NoNorm,
-    NoScaling,
-    RMSNorm,
-    Rope,
-    Spec,
-)
+from gptcli.spec import Spec
 from gptcli.tokens import Token
 from gptcli.trace import Recorder, Selection, points, shapes
 
@@ -39,6 +29,9 @@ TOLERANCE = {"float64": 1e-14, "float32": 2e-6, "bfloat16": 1e-2, "float16": 2e-
 # Queries of a head whose whole [T, S] weights the proof looks at; beyond, only the query that is shown.
 PROOF_ROWS = 2048
 HEAVIEST = 16  # keys that a person is shown of a longer text, by weight
+
+# Which attention: a text's own, a decoder's across to its source, or the source's own in the encoder.
+Attending = Literal["self", "cross", "encoder"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +54,7 @@ class KeyStep:
     """One key as the query sees it: product q·k, scaled, whether the mask lets it through, weight, weight · v.
 
     k and v: this head's vectors, k in the form that the query meets (rotated, normed); norm_k and norm_weighted: the
-    norms of k and of weight · v.
+    norms of k and of weight · v; bias: what its distance adds to the score, where positions are told so.
     """
 
     position: int
@@ -70,6 +63,7 @@ class KeyStep:
     k: list[float]
     norm_k: float
     product: float
+    bias: float | None
     scaled: float
     visible: bool
     weight: float
@@ -92,13 +86,16 @@ class Check:
 class Walk:
     """The numbers of one of a layer's n_heads heads, in the order of birth: before, keys, after.
 
-    layer_index and head count from 0. score: how q·k becomes a score: scale multiplies it, softcap bounds it, where
+    layer_index and head count from 0. attention: a text's own (self), across to its source (cross), or the source's own
+    (encoder); n_layers: of this stack. score: how q·k becomes a score: scale multiplies it, softcap bounds it, where
     there is one. window: how many keys are seen at most (to each side, where not causal). sink: the weight that goes to
     no key, where the head has one; weights: the sum of all. heaviest: positions of the keys that weigh most (at most
     HEAVIEST); rest_weight: what the others weigh.
     """
 
+    attention: Attending
     layer_index: int
+    n_layers: int
     path: str
     head: int
     n_heads: int
@@ -126,6 +123,7 @@ class TraceReport(Report):
     n_layers: int
     n_heads: int
     tokens: list[list[Token]]
+    source: list[list[Token]]
     walks: list[Walk]
     proof: list[Check]
 
@@ -147,11 +145,17 @@ class PointsReport(Report):
 
 @dataclass(kw_only=True)
 class ActivationReport(Report):
-    """One activation, whole: values nest as its shape says."""
+    """One activation, whole: values nest as its shape says.
+
+    rows: the tokens that its positions stand for, of each text; columns: its keys, where the last axis counts those.
+    """
 
     schema = "gptcli.activation/1"
     model: ModelFacts
     tokens: list[list[Token]]
+    source: list[list[Token]]
+    rows: list[list[Token]]
+    columns: list[list[Token]] | None
     path: str
     axes: str
     shape: list[int]
@@ -181,9 +185,15 @@ def activation_report(run: Run, path: str) -> ActivationReport:
     run.forward("all", recorder)
     x = recorder.kept[path]
     stats = statistics(x)
+    place, tokens, source = Place.of(path), run.tokens(), run.source_tokens()
+    across = place.name.startswith("cross.")
+    keys = source if across or place.stack else tokens
     return ActivationReport(
         model=run.facts(),
-        tokens=run.tokens(),
+        tokens=tokens,
+        source=source,
+        rows=keys if place.stack or "S" in axes[path][:-1] else tokens,
+        columns=keys if axes[path].endswith("S") else None,
         path=path,
         axes=axes[path],
         shape=list(x.shape),
@@ -202,9 +212,10 @@ def layers_of(wanted: str, spec: Spec) -> list[int]:
     return _counted("--layer", wanted, spec.n_layers, first=1, letter="L")
 
 
-def heads_of(wanted: str, spec: Spec) -> list[int]:
+def heads_of(wanted: str, spec: Spec, attending: Attending = "self") -> list[int]:
     """Indices from 0 that --head means: 0 … H-1, H0 …, -1 the last, `all`; H of the layer that has most."""
-    most = max(spec.at(layer).attention.n_heads for layer in range(spec.n_layers))
+    layers = (spec.at(layer) for layer in range(spec.n_layers))
+    most = max((here.cross if attending == "cross" else here.attention).n_heads for here in layers)
     return _counted("--head", wanted, most, first=0, letter="H")
 
 
@@ -231,25 +242,37 @@ def at_head(wanted: str) -> tuple[str, str] | None:
     return (f"L{match[1]}", match[2]) if match else None
 
 
-def trace_report(run: Run, layers: list[int], heads: list[int], position: str) -> TraceReport:
+def stack_of(attending: Attending, spec: Spec) -> Spec:
+    """The architecture whose layers hold that attention. Raises GptcliError where there is none."""
+    if attending == "self":
+        return spec
+    if spec.encoder is None:
+        raise GptcliError(f"--attention {attending}: this model is one stack", "leave it out", "attention")
+    return spec.encoder if attending == "encoder" else spec
+
+
+def trace_report(
+    run: Run, layers: list[int], heads: list[int], position: str, attending: Attending = "self"
+) -> TraceReport:
     """Walks for every layer, head and position asked for, in one text, with one proof for all of them.
 
     Of several heads, each layer shows those that it has.
     """
     if len(run.ids) > 1:
         raise GptcliError(f"{len(run.ids)} texts, but trace walks through one", "give one text")
-    queries = positions(position, run.width)
-    spec = run.model.spec
+    width = run.source_width if attending == "encoder" else run.width
+    queries = positions(position, width)
+    shown = slice(None) if width <= PROOF_ROWS or len(queries) > 1 else slice(queries[0], queries[0] + 1)
+    select = Selection(heads=slice(min(heads), max(heads) + 1), queries=shown)
+    look = _Look(run, select, attending)
     for layer in layers:
-        number = spec.at(layer).attention.n_heads
+        number = look.spec(layer).attention.n_heads
         if min(heads) >= number:
             what = f"--head {min(heads)}: layer {layer + 1} has {number} heads, counted from 0"
             raise GptcliError(what, f"give 0 to {number - 1}, -1 or all" if len(layers) == 1 else "name the layer")
-    shown = slice(None) if run.width <= PROOF_ROWS or len(queries) > 1 else slice(queries[0], queries[0] + 1)
-    select = Selection(heads=slice(min(heads), max(heads) + 1), queries=shown)
-    recorder = Recorder(*(f"layers.{layer}.*" for layer in layers), select=select)
+    recorder = Recorder(*(f"{look.at(layer)}*" for layer in layers), select=select)
     watched = run.forward("all", recorder)
-    look = _Look(run, recorder.kept, select)
+    look.kept = recorder.kept
     proof = [check for layer in layers for check in look.proof(layer, len(layers) > 1)]
     proof.append(_check("logits have the same bits unwatched", _differing(watched, run.forward("all")), 0))
     findings = [Finding("proof", f"{c.claim}: off by {c.error:g}, {c.allowed:g} allowed") for c in proof if not c.ok]
@@ -257,14 +280,15 @@ def trace_report(run: Run, layers: list[int], heads: list[int], position: str) -
         findings = [_not_finite("logits")]
     return TraceReport(
         model=run.facts(),
-        n_layers=run.model.spec.n_layers,
-        n_heads=spec.attention.n_heads,
+        n_layers=look.stack.n_layers,
+        n_heads=look.stack.attention.n_heads,
         tokens=run.tokens(),
+        source=run.source_tokens(),
         walks=[
             look.walk(layer, head, query)
             for layer in layers
             for head in heads
-            if head < spec.at(layer).attention.n_heads
+            if head < look.spec(layer).attention.n_heads
             for query in queries
         ],
         proof=proof,
@@ -272,19 +296,26 @@ def trace_report(run: Run, layers: list[int], heads: list[int], position: str) -
     )
 
 
-@dataclass
 class _Look:
-    """What was recorded of one text's run, and how to read it."""
+    """What was recorded of one text's run, in one kind of attention, and how to read it."""
 
-    run: Run
-    kept: dict[str, "Tensor"]
-    select: Selection
+    def __init__(self, run: Run, select: Selection, attending: Attending):
+        self.run, self.select, self.attending = run, select, attending
+        self.kept: dict[str, Tensor] = {}
+        self.stack = stack_of(attending, run.model.spec)
+        self.part = "cross" if attending == "cross" else "attn"
+        source = (run.source_tokens() or [[]])[0]
+        self.tokens = source if attending == "encoder" else run.tokens()[0]
+        self.key_tokens = self.tokens if attending == "self" else source
 
-    def __post_init__(self):
-        self.tokens = self.run.tokens()[0]
+    def at(self, layer: int) -> str:
+        """What the paths of a layer begin with."""
+        return f"{'encoder.' if self.attending == 'encoder' else ''}layers.{layer}."
 
     def spec(self, layer: int) -> Spec:
-        return self.run.model.spec.at(layer)
+        """The layer, with the attention that is looked at."""
+        here = self.stack.at(layer)
+        return here.across if self.attending == "cross" else here
 
     def kv_head(self, layer: int, head: int) -> int:
         """The key/value head that a query head reads."""
@@ -293,35 +324,40 @@ class _Look:
 
     def of(self, layer: int, name: str) -> "Tensor":
         """The recorded activation of a layer for the one text, without its batch axis."""
-        return self.kept[f"layers.{layer}.{name}"][0]
+        return self.kept[self.at(layer) + name][0]
+
+    def inner(self, layer: int, name: str) -> "Tensor":
+        """The same of this attention's own: `q`, `pattern`…"""
+        return self.of(layer, f"{self.part}.{name}")
 
     def has(self, layer: int, name: str) -> bool:
-        return f"layers.{layer}.{name}" in self.kept
+        return self.at(layer) + name in self.kept
 
     def key_name(self, layer: int, letter: str) -> str:
         """The last form of q or k before the product: rotated, normed, or as projected."""
-        later = (f"attn.{letter}_rot", f"attn.{letter}_norm")
+        later = (f"{letter}_rot", f"{letter}_norm")
         later = later if self.spec(layer).attention.qk_norm_place == "before" else later[::-1]
-        return next(name for name in (*later, f"attn.{letter}") if self.has(layer, name))
+        return next(name for name in (*later, letter) if self.has(layer, f"{self.part}.{name}"))
 
     def walk(self, layer: int, head: int, query: int) -> Walk:
         steps = list(self.steps(layer, head, query))
-        cut = next(i for i, step in enumerate(steps) if step.path.endswith(".attn.z"))
+        cut = next(i for i, step in enumerate(steps) if step.label == f"{self.part}.z")
         a = self.spec(layer).attention
-        scale = a.head_dim**-0.5 if a.scale is None else a.scale
-        sink = float(self.of(layer, "attn.sink")[self.inside(head, query)]) if self.has(layer, "attn.sink") else None
+        sink = float(self.inner(layer, "sink")[self.inside(head, query)]) if a.sinks else None
         keys = self.keys(layer, head, query)
         heaviest = sorted(sorted(range(len(keys)), key=lambda i: -keys[i].weight)[:HEAVIEST])
         return Walk(
+            attention=self.attending,
             layer_index=layer,
-            path=f"layers.{layer}",
+            n_layers=self.stack.n_layers,
+            path=self.at(layer).removesuffix("."),
             head=head,
             n_heads=a.n_heads,
             kv_head=self.kv_head(layer, head),
             position=query,
             token=self.tokens[query].token,
-            score=_score_formula(a, scale),
-            scale=scale,
+            score=score_formula(self.spec(layer)),
+            scale=a.head_dim**-0.5 if a.scale is None else a.scale,
             softcap=a.softcap,
             causal=a.causal,
             window=a.window,
@@ -335,17 +371,26 @@ class _Look:
         )
 
     def steps(self, layer: int, head: int, query: int) -> Iterator[Step]:
-        """Every recorded activation of the layer but scores and weights, at this head and query."""
-        told = formulas(self.spec(layer), layer)
+        """Every recorded activation of the layer but scores and weights, at this head and query.
+
+        Of two attentions, the one that is looked at is opened; a walk across begins where the text's own has ended.
+        """
+        told = formulas(self.stack.at(layer), layer, self.at(0).removesuffix("layers.0."))
+        other = "attn" if self.part == "cross" else "cross"
+        before = ("resid_pre", "attn_norm", "attn_out", "attn_out_norm") if self.part == "cross" else ()
+        aside = (*before, *(f"{self.part}.{name}" for name in ("scores", "pattern", "sink")))
         for path, tensor in self.kept.items():
-            at, name = f"layers.{layer}.", path.removeprefix(f"layers.{layer}.")
-            if not path.startswith(at) or name in ("attn.scores", "attn.pattern", "attn.sink"):
+            name = path.removeprefix(self.at(layer))
+            if name == path or name in aside or name.startswith(f"{other}."):
                 continue
             x = tensor[0]
-            if x.ndim == 3:  # [H or G, T, D]
-                x = x[self.kv_head(layer, head) if re.fullmatch(r"attn\.[kv](_.*)?", name) else head]
+            if x.ndim == 3:  # [H or G, T or S, D]
+                of_keys = re.fullmatch(r"\w+\.[kv](_.*)?", name)
+                x = x[self.kv_head(layer, head) if of_keys else head]
+                if of_keys and self.part == "cross":
+                    continue  # there are as many as the source has tokens, and none is the query's
             yield _step(path, name, told[name], x[query])
-            if name == "attn.z":
+            if name == f"{self.part}.z":
                 yield _step(path, "merged", "all heads' z, side by side", tensor[0][:, query].flatten())
 
     def inside(self, head: int, query: int) -> tuple[int, int]:
@@ -354,14 +399,16 @@ class _Look:
 
     def keys(self, layer: int, head: int, query: int) -> list[KeyStep]:
         kv = self.kv_head(layer, head)
-        k, v = self.of(layer, self.key_name(layer, "k"))[kv], self.of(layer, "attn.v")[kv]  # [S, D]
-        q = self.of(layer, self.key_name(layer, "q"))[head, query]  # [D]
+        k, v = self.inner(layer, self.key_name(layer, "k"))[kv], self.inner(layer, "v")[kv]  # [S, D]
+        q = self.inner(layer, self.key_name(layer, "q"))[head, query]  # [D]
         inside = self.inside(head, query)
-        scores, pattern = self.of(layer, "attn.scores")[inside], self.of(layer, "attn.pattern")[inside]  # [S]
+        scores, pattern = self.inner(layer, "scores")[inside], self.inner(layer, "pattern")[inside]  # [S]
         products = k.to(scores.dtype) @ q.to(scores.dtype)
         weighted = pattern[:, None] * v.to(pattern.dtype)  # [S, D]
-        seen = self.sight(layer, slice(query, query + 1)).mask()[0, 0, 0].tolist()
-        norms = k.double().norm(dim=-1), weighted.double().norm(dim=-1)  # [S]
+        sight = self.sight(layer, slice(query, query + 1))
+        seen = sight.mask()[0, 0, 0].tolist()
+        biases = [None] * len(seen) if sight.bias is None else sight.bias[0, head, 0].tolist()
+        norms = k.double().norm(dim=-1), weighted.double().norm(dim=-1)
         columns = [x.tolist() for x in (k, norms[0], products, scores, pattern, v, weighted, norms[1])]
         return [
             KeyStep(
@@ -371,6 +418,7 @@ class _Look:
                 k=key,
                 norm_k=norm_k,
                 product=product,
+                bias=biases[position],
                 scaled=scaled,
                 visible=seen[position],
                 weight=weight,
@@ -379,22 +427,27 @@ class _Look:
                 norm_weighted=norm_weighted,
             )
             for position, (token, key, norm_k, product, scaled, weight, value, part, norm_weighted) in enumerate(
-                zip(self.tokens, *columns)
+                zip(self.key_tokens, *columns)
             )
         ]
 
     def sight(self, layer: int, queries: slice) -> "Sight":
         from gptcli.model.attention import Sight
 
-        return Sight.of(self.spec(layer).attention, self.run.inputs("all").positions, None).at(queries)
+        inputs, here = self.run.inputs("all"), self.spec(layer)
+        if self.attending == "cross":
+            return Sight.of(here.attention, inputs.positions, None, inputs.source.positions).at(queries)
+        text = inputs.source if self.attending == "encoder" else inputs
+        weights = self.run.weights.at("encoder") if self.attending == "encoder" else self.run.weights
+        return Sight.of(here.attention, text.positions).biased(weights, here).at(queries)
 
     def proof(self, layer: int, layer_is_named: bool) -> Iterator[Check]:
         """What must hold of a layer, over every head and query whose weights were computed."""
-        spec, at = self.spec(layer), f"layers.{layer}: " if layer_is_named else ""
-        pattern = self.of(layer, "attn.pattern")  # [h, t, S]
-        z = self.of(layer, "attn.z")[self.select.heads, self.select.queries]  # [h, t, D]
+        spec, at = self.spec(layer), self.at(layer)[:-1] + ": " if layer_is_named else ""
+        pattern = self.inner(layer, "pattern")  # [h, t, S]
+        z = self.inner(layer, "z")[self.select.heads, self.select.queries]  # [h, t, D]
         chosen = range(spec.attention.n_heads)[self.select.heads]
-        v = self.of(layer, "attn.v")[[self.kv_head(layer, head) for head in chosen]]
+        v = self.inner(layer, "v")[[self.kv_head(layer, head) for head in chosen]]
         gap = (pattern @ v.to(pattern.dtype) - z.to(pattern.dtype)).abs().amax((1, 2))
         gap = gap / (pattern @ v.abs().to(pattern.dtype)).amax((1, 2)).clamp(min=1e-30)
         dtype = str(z.dtype).removeprefix("torch.")
@@ -402,31 +455,32 @@ class _Look:
         yield _check(f"{at}weights @ v = {kernel}", float(gap.max()), TOLERANCE[dtype])
         sums = pattern.double().sum(-1)
         if spec.attention.sinks:
-            sums = sums + self.of(layer, "attn.sink").double()
+            sums = sums + self.inner(layer, "sink").double()
         with_sink = " with their sink" if spec.attention.sinks else ""
         allowed = 1e-12 if dtype == "float64" else 1e-5
         yield _check(f"{at}rows of weights{with_sink} sum to 1", float((sums - 1).abs().max()), allowed)
         seen = self.sight(layer, self.select.queries).mask()[0]  # [1, t, S]
         yield _check(f"{at}masked weights are 0", float(pattern.masked_fill(seen, 0).abs().max()), 0)
-        if spec.norm.placement == "post":
-            return  # there a sum is normed before anything keeps it
-        for before, out, after in (("resid_pre", "attn_out", "resid_mid"), ("resid_mid", "mlp_out", "resid_post")):
+        if spec.norm.placement != "post":  # there a sum is normed before anything keeps it
+            yield from self.sums(layer, spec, at)
+
+    def sums(self, layer: int, spec: Spec, at: str) -> Iterator[Check]:
+        """The residual stream after a sublayer is the one before it and what the sublayer gives."""
+        streams = ("resid_pre", "resid_mid", "resid_cross", "resid_post")
+        streams = [name for name in streams if self.has(layer, name)]
+        given = [name for name in ("attn_out", "cross_out", "mlp_out") if self.has(layer, name)]
+        for before, out, after in zip(streams, given, streams[1:]):
             out = f"{out}_norm" if self.has(layer, f"{out}_norm") else out
-            if self.has(layer, out):
-                added = self.of(layer, out)
-                added = added if spec.residual_scale == 1.0 else added * spec.residual_scale
-                error = float((self.of(layer, before) + added - self.of(layer, after)).abs().max())
-                yield _check(f"{at}{before} + {_scaled(out, spec)} = {after}", error, 0)
+            added = self.of(layer, out)
+            added = added if spec.residual_scale == 1.0 else added * spec.residual_scale
+            error = float((self.of(layer, before) + added - self.of(layer, after)).abs().max())
+            yield _check(f"{at}{before} + {scaled(out, spec)} = {after}", error, 0)
 
 
 def _step(path: str, label: str, formula: str, x: "Tensor") -> Step:
     wide = x.double()
     mean, norm = float(wide.mean()), float(wide.norm())
     return Step(path=path, label=label, formula=formula, values=x.tolist(), mean=mean, norm=norm)
-
-
-def _scaled(name: str, spec: Spec) -> str:
-    return name if spec.residual_scale == 1.0 else f"{spec.residual_scale:g}·{name}"
 
 
 def _differing(a: "Tensor", b: "Tensor") -> float:
@@ -436,129 +490,3 @@ def _differing(a: "Tensor", b: "Tensor") -> float:
 
 def _check(claim: str, error: float, allowed: float) -> Check:
     return Check(claim=claim, error=error, allowed=allowed, ok=error <= allowed)
-
-
-def _score_formula(a: Attention, scale: float) -> str:
-    """How a product of query and key becomes a score."""
-    scaled = "q·k/√D" if math.isclose(scale * a.head_dim**0.5, 1, rel_tol=1e-12) else f"q·k·{scale:g}"
-    return scaled if a.softcap is None else f"{a.softcap:g}·tanh({scaled}/{a.softcap:g})"
-
-
-OUTPUTS = ("attn_out", "mlp_out")
-
-
-def formulas(spec: Spec, layer: int) -> dict[str, str]:
-    """How each activation of a layer comes about, in the project's letters. W is stored [out, in]; x·W reads xWᵀ."""
-    a, placement = spec.attention, spec.norm.placement
-    normed, before = _norm_formula(spec.norm), placement in ("pre", "sandwich")
-    b, o_b = "+b" if a.bias else "", "+b" if a.o_bias else ""
-    source = "attn_norm" if before else "resid_pre"
-    added = {name: _scaled(f"{name}_norm" if placement in ("output", "sandwich") else name, spec) for name in OUTPUTS}
-    found = {
-        "resid_pre": _embedded(spec) if layer == 0 else f"layers.{layer - 1}.resid_post",
-        "attn_norm": normed + (f", x = resid_pre + {added['attn_out']}" if placement == "post" else ""),
-        "attn.q": f"{source}·Wq{b}",
-        "attn.k": f"{source}·Wk{b}",
-        "attn.v": f"{source}·Wv{b}",
-        "attn.z": "Σ weight·v",
-        "attn_out": f"merged·Wo{o_b}",
-        "attn_out_norm": normed,
-        "resid_mid": "attn_norm" if placement == "post" else f"resid_pre + {added['attn_out']}",
-        "mlp_norm": normed + (f", x = resid_mid + {added['mlp_out']}" if placement == "post" else ""),
-        "mlp_out_norm": normed,
-        "resid_post": "mlp_norm" if placement == "post" else f"resid_mid + {added['mlp_out']}",
-    }
-    for letter in "qk":
-        found |= _head_formulas(letter, spec)
-    return found | _mlp_formulas(spec)
-
-
-def _embedded(spec: Spec) -> str:
-    """What enters the first layer."""
-    said = "embed[id]" + "·Wembed_in" * (spec.embed_size is not None)
-    said += f" · {spec.embed_scale:g}" if spec.embed_scale != 1 else ""
-    if isinstance(spec.position, Learned):
-        offset = f" + {spec.position.offset}" if spec.position.offset else ""
-        said += f" + pos_embed[position{offset}]"
-    return f"{_norm_formula(spec.norm)}, x = {said}" if spec.norm.embedding else said
-
-
-def _norm_formula(norm: NoNorm | LayerNorm | RMSNorm, weight: str = "w", bias: bool = True) -> str:
-    """bias: does this one have the bias that the model's norms have?"""
-    if isinstance(norm, LayerNorm):
-        return "(x-mean(x))/√(var(x)+ε)" + f"·{weight}" * norm.weight + "+b" * (norm.bias and bias)
-    if isinstance(norm, RMSNorm):
-        gain = "" if not norm.weight else f"·({norm.offset:g}+{weight})" if norm.offset else f"·{weight}"
-        return f"x/√(mean(x²)+ε){gain}"
-    return ""
-
-
-def _head_formulas(letter: str, spec: Spec) -> dict[str, str]:
-    """How q or k is normed and turned, in the layer's order."""
-    a, found, x = spec.attention, {}, letter
-
-    def norm() -> None:
-        nonlocal x
-        own = {"head": f"x = {x}", "each": f"x = {x}, w of this head", "whole": f"x = all heads' {x}, side by side"}
-        said = _norm_formula(spec.norm, bias=a.qk_norm != "each")
-        found[f"attn.{letter}_norm"], x = f"{said}, {own[a.qk_norm]}", f"{letter}_norm"
-
-    if a.qk_norm != "none" and a.qk_norm_place == "before":
-        norm()
-    if isinstance(spec.position, Rope):
-        found[f"attn.{letter}_rot"], x = _turned(x, spec.position, a.head_dim), f"{letter}_rot"
-    if a.qk_norm != "none" and a.qk_norm_place == "after":
-        norm()
-    return found
-
-
-def _turned(x: str, rope: Rope, head_dim: int) -> str:
-    """The rotation with its base; where it is scaled, by what, and what that multiplies the vector by."""
-    from gptcli.model.ops import frequencies
-
-    size = rope.rotary_dim or head_dim
-    letter, of = ("D", "") if size == head_dim else ("R", f", R = {size}")
-    angle, scaling = f"θ^(-2i/{letter})", rope.scaling
-    if isinstance(scaling, LinearScaling):
-        angle = f"{angle}/{scaling.factor:g}"
-    elif not isinstance(scaling, NoScaling):
-        angle = f"{scaling.kind}({angle})"
-    _, factor = frequencies(rope, size, 1)
-    times = "" if factor == 1 else f"{factor:.5g}·"
-    sign = "-" * (rope.direction == "backward")
-    return f"{times}{x} turned by {sign}position·{angle}, {rope.pairs}{of}, θ = {rope.theta:.10g}"
-
-
-def _mlp_formulas(spec: Spec) -> dict[str, str]:
-    mlp, placement = spec.mlp, spec.norm.placement
-    if isinstance(mlp, NoMLP):
-        return {"resid_post": "resid_mid"}
-    stream = "resid_mid" if spec.residual == "sequential" else "resid_pre"
-    before = placement in ("pre", "sandwich")
-    source = "attn_norm" if spec.residual == "parallel_shared" else "mlp_norm" if before else stream
-    # Side by side with the attention it reads what stands further up.
-    found = {"mlp_norm": f"{_norm_formula(spec.norm)}, x = resid_pre"} if spec.residual == "parallel" else {}
-    b, act = "+b" * mlp.bias, mlp.activation
-    if isinstance(mlp, Experts):
-        return found | {
-            "mlp.router": f"{source}·Wrouter{'+b' * mlp.router_bias}",
-            "mlp_out": _experts_formula(mlp, source),
-        }
-    return found | {
-        "mlp.up": f"{source}·Wup{b}",
-        "mlp.gate": f"{source}·Wgate{b}",
-        "mlp.act": f"{act}(mlp.gate)·mlp.up" if mlp.gated else f"{act}(mlp.up)",
-        "mlp_out": f"mlp.act·Wdown{b}",
-    }
-
-
-def _experts_formula(mlp: Experts, source: str) -> str:
-    b, limit = "+b" * mlp.bias, f"{mlp.limit:g}" if mlp.limit is not None else ""
-    gate, up = f"x·Wgate{b}", f"x·Wup{b}"
-    gate, up = (f"min({gate}, {limit})", f"clamp({up}, -{limit}, {limit}) + 1") if limit else (gate, up)
-    to_one = " scaled to sum to 1" if mlp.normalized else ""
-    shared = " + sigmoid(x·Wshared_router)·shared expert" if mlp.shared_size is not None else ""
-    return (
-        f"Σ p·expert over the top {mlp.top_k} of {mlp.n_experts}, p = softmax(mlp.router){to_one}{shared}; "
-        f"an expert: {mlp.activation}({gate})·({up})·Wdown{b}, x = {source}"
-    )

@@ -23,18 +23,26 @@ class Rule(NamedTuple):
 
 
 OWN_RULE = Rule()
+MASK = "[MASK]"  # the word to be filled in, of a toy vocabulary
 
 
 class Tokenizer:
     """name: what encodes, for a person; size: how many ids it knows.
 
-    between: what joins two pieces in a text; unknown: the id of everything that it has no other id for.
+    between: what joins two pieces in a text; unknown: the id of everything that it has no other id for; mask: the id of
+    a word that is to be filled in.
     """
 
     name: str
     size: int
     between = b""
     unknown: int | None = None
+    mask: int | None = None
+
+    @property
+    def target(self) -> "Tokenizer":
+        """What encodes the text of a decoder beside an encoder: itself, but where the two have words of their own."""
+        return self
 
     def encode(self, text: str, rule: Rule = OWN_RULE) -> list[int]:
         """The ids of a text, with what the rule adds. Raises GptcliError."""
@@ -95,6 +103,7 @@ class Words(Tokenizer):
     def __init__(self, words: dict[int, str], model: str, named: bool):
         self.words, self.ids = words, {word: id_ for id_, word in words.items()}
         self.name, self.size = f"the {len(words)} words of {model}", len(words)
+        self.mask = self.ids.get(MASK)
         self.other = (
             "" if named else f"; the worked example {model} ran because no model was named: -m MODEL runs another"
         )

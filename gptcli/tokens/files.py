@@ -3,7 +3,7 @@
 import json
 import re
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import cached_property
 from itertools import pairwise
@@ -12,6 +12,7 @@ from typing import Any
 
 from gptcli.errors import GptcliError
 from gptcli.tokens import OWN_RULE, Encoded, Ends, Rule, Tokenizer, framed
+from gptcli.tokens.wordpiece import SPECIAL, word_pieces
 
 # GPT-2's split of a text before any merge: contractions, words, numbers, other signs, white space.
 GPT2_SPLIT = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"""
@@ -75,9 +76,9 @@ class Library(Tokenizer):
         self.name, self.table = path.name, table
         self.content = {id_: token.content for id_, token in self.run.get_added_tokens_decoder().items()}
         self.size = max(self.run.get_vocab().values(), default=-1) + 1
-        self.bos = self._id(settings.get("bos_token"))
+        self.bos, self.mask = self._id(settings.get("bos_token")), self._id(settings.get("mask_token"))
         # None: the file's own post-processor has the word, whatever tokenizer_config.json says.
-        self.ends = stated_ends(settings, self.bos, self._id(settings.get("eos_token"))) if loose else None
+        self.ends = loose_ends(settings, self._id) if loose and "post_processor" not in table else None
         unknown = model.get("unk_token") if isinstance(model, dict) else None
         self.unknown = model.get("unk_id") if unknown is None and isinstance(model, dict) else self._id(unknown)
 
@@ -126,26 +127,36 @@ class Library(Tokenizer):
         return sentence_piece(word)
 
 
-class Sentences(Tokenizer):
-    """A tokenizer.model, run by sentencepiece, and the tokens that tokenizer_config.json adds to it."""
+def sentence_processor(path: Path) -> Any:
+    """sentencepiece's reader of a file. Raises GptcliError."""
+    try:
+        from sentencepiece import SentencePieceProcessor
+    except ImportError:
+        raise GptcliError(
+            f"{path}: sentencepiece is not installed", "pip install sentencepiece, or give --ids", "tokenizer"
+        ) from None
+    try:
+        return SentencePieceProcessor(model_file=str(path))
+    except Exception as error:
+        raise GptcliError(
+            f"{path}: not a model of sentencepiece ({first_line(error)})", "mend the file", "tokenizer"
+        ) from None
 
-    def __init__(self, path: Path, settings: dict[str, Any]):
-        try:
-            from sentencepiece import SentencePieceProcessor
-        except ImportError:
-            raise GptcliError(
-                f"{path}: sentencepiece is not installed", "pip install sentencepiece, or give --ids", "tokenizer"
-            ) from None
-        try:
-            self.run = SentencePieceProcessor(model_file=str(path))
-        except Exception as error:
-            raise GptcliError(
-                f"{path}: not a model of sentencepiece ({first_line(error)})", "mend the file", "tokenizer"
-            ) from None
+
+class Sentences(Tokenizer):
+    """A tokenizer.model, run by sentencepiece, and the tokens that tokenizer_config.json adds to it.
+
+    sentinels: how many words `<extra_id_0>`, `<extra_id_1>`, … have an id after the pieces, counted from the end.
+    """
+
+    def __init__(self, path: Path, settings: dict[str, Any], sentinels: int = 0):
+        self.run = sentence_processor(path)
         self.name, known = path.name, self.run.get_piece_size()
         self.unknown = self.run.unk_id()
+        last = known + sentinels - 1
+        entries = {last - i: {"content": f"<extra_id_{i}>", "special": True} for i in range(sentinels)}
         table = settings.get("added_tokens_decoder")
-        entries = {int(id_): entry for id_, entry in table.items()} if _is_added(table) else {}
+        entries |= {int(id_): entry for id_, entry in table.items()} if _is_added(table) else {}
         self.content = {id_: entry["content"] for id_, entry in entries.items() if id_ >= known}
         self.size = max(known, max(self.content, default=-1) + 1)
         # Words of a text that are tokens by themselves: always, and where special words are asked for.
@@ -172,6 +183,47 @@ class Sentences(Tokenizer):
         if id_ in self.content:
             return self.content[id_].encode()
         return sentence_piece(self.run.id_to_piece(id_)) if 0 <= id_ < self.run.get_piece_size() else None
+
+
+class NumberedSentences(Tokenizer):
+    """Pieces of a sentencepiece model whose ids a vocabulary beside it gives, and an end after each text.
+
+    A text may begin with a word for the language that is wanted, `>>fra<<`. other: what encodes the target's text.
+    """
+
+    def __init__(self, path: Path, vocab: Path, settings: dict[str, Any], other: Tokenizer | None = None):
+        self.run, self.other = sentence_processor(path), other
+        self.name, self.ids = path.name, read_json(vocab)
+        if not self.ids or not all(type(id_) is int and 0 <= id_ < 2**31 for id_ in self.ids.values()):
+            raise GptcliError(f"{vocab}: not a table of words and their ids", "mend the file", "tokenizer")
+        self.words = {id_: word for word, id_ in self.ids.items()}
+        self.size = max(self.words) + 1
+        usual = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
+        named = {key: word_of((usual | settings).get(key)) for key in usual}
+        self.special = {word: self.ids[word] for word in named.values() if word in self.ids}
+        for key in ("eos_token", "unk_token"):
+            if named[key] not in self.ids:
+                raise GptcliError(f"{vocab}: {named[key]!r} is not in it ({key})", "mend the file", "tokenizer")
+        self.unknown, self.ends = self.ids[named["unk_token"]], Ends([], [self.ids[named["eos_token"]]])
+
+    @property
+    def target(self) -> Tokenizer:
+        return self.other or self
+
+    def marked(self, text: str, rule: Rule = OWN_RULE) -> Encoded:
+        check_text(text)
+        words, ids = self.special if rule.special else {}, []
+        for part in split_at(text, words):
+            ids += [words[part]] if part in words else self._numbered(part)
+        return framed(ids, self.ends, rule, None, self.name)
+
+    def _numbered(self, text: str) -> list[int]:
+        language = re.match(">>.*?<<", text, re.DOTALL)
+        pieces = self.run.encode(text[language.end() :] if language else text, out_type=str)
+        return [self.ids.get(piece, self.unknown) for piece in [*([language[0]] if language else ()), *pieces]]
+
+    def piece(self, id_: int) -> bytes | None:
+        return sentence_piece(self.words[id_]) if id_ in self.words else None
 
 
 def _is_added(table: Any) -> bool:
@@ -202,6 +254,16 @@ def stated_ends(settings: dict[str, Any], bos: int | None, eos: int | None) -> E
     return Ends(*([id_] if settings.get(key) and id_ is not None else [] for key, id_ in ends))
 
 
+def loose_ends(settings: dict[str, Any], id_of: Callable[[Any], int | None]) -> Ends:
+    """What byte pairs in two files add: what the settings say, or, where they are silent and name a token that a class
+    is told by and one that parts two texts, those two around each text, as the encoders that know such tokens read it.
+    """
+    bos, eos, cls, sep = (id_of(settings.get(f"{end}_token")) for end in ("bos", "eos", "cls", "sep"))
+    silent = not settings.keys() & {"add_bos_token", "add_eos_token"}
+    framing = silent and cls is not None and sep is not None
+    return Ends([cls], [sep]) if framing else stated_ends(settings, bos, eos)
+
+
 def sentence_piece(word: str) -> bytes:
     """The bytes of sentencepiece's pieces: `▁the` is " the", `<0x0A>` one byte."""
     if byte := re.fullmatch("<0x([0-9A-Fa-f]{2})>", word):
@@ -228,12 +290,21 @@ def from_files(directory: Path) -> Tokenizer | None:
     """The tokenizer in a checkpoint's directory; None where it holds none. Raises GptcliError for broken files.
 
     tokenizer.json, or vocab.json and merges.txt, by tiktoken when they are GPT-2's kind exactly; any other
-    tokenizer.json by the tokenizers library; tokenizer.model where there is nothing else. What is added to a text is
-    tokenizer.json's to say, where there is one, as transformers reads it, else tokenizer_config.json's.
+    tokenizer.json by the tokenizers library, and so vocab.txt; tokenizer.model or spiece.model where there is nothing
+    else. What is added to a text is tokenizer.json's to say, where there is one, as transformers reads it, else
+    tokenizer_config.json's.
+    source.spm, target.spm and vocab.json go together: the tokenizer of the source, and in it the target's.
     """
-    names = ("tokenizer.json", "vocab.json", "merges.txt", "tokenizer.model")
-    whole, vocab, merges, pieces = (directory / name for name in names)
+    whole, vocab, merges, words = (
+        directory / name for name in ("tokenizer.json", "vocab.json", "merges.txt", "vocab.txt")
+    )
+    pieces, older, source, target = (
+        directory / name for name in ("tokenizer.model", "spiece.model", "source.spm", "target.spm")
+    )
     settings = read_settings(directory)
+    if source.is_file() and target.is_file() and vocab.is_file():
+        target_vocab = directory / "target_vocab.json" if settings.get("separate_vocabs") else vocab
+        return NumberedSentences(source, vocab, settings, NumberedSentences(target, target_vocab, settings))
     if whole.is_file():
         table = read_json(whole)
         if is_gpt2_like(table):
@@ -249,7 +320,19 @@ def from_files(directory: Path) -> Tokenizer | None:
                 if not settings:  # nothing says what these files are
                     raise
         return Library(vocab, table, settings, loose=True)
-    return Sentences(pieces, settings) if pieces.is_file() else None
+    if words.is_file():
+        return Library(words, word_pieces(words, read(words), settings), SPECIAL | settings, loose=True)
+    if pieces.is_file():
+        return Sentences(pieces, settings)
+    if older.is_file():
+        return Sentences(older, {"add_bos_token": False, "add_eos_token": True} | settings, _sentinels(settings))
+    return None
+
+
+def _sentinels(settings: dict[str, Any]) -> int:
+    """How many words stand for gaps in a text, where tokenizer_config.json doesn't give each its id."""
+    number = settings.get("extra_ids", 100)
+    return number if type(number) is int and 0 <= number < 2**20 else 0
 
 
 def read_settings(directory: Path) -> dict[str, Any]:
@@ -268,14 +351,25 @@ def _joined(vocab: Path, merges: Path, settings: dict[str, Any]) -> dict[str, An
     made = {"".join(pair) for pair in lines}
     marks = {word for word in words if re.fullmatch("<.+>", word) and word not in made}
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    stripping = _stripping(settings)
     bytes_ = {"type": "ByteLevel", "trim_offsets": True, "use_regex": True}
     return {
         "version": "1.0",
-        "added_tokens": [{"id": id_, "content": word} | flags for word, id_ in words.items() if word in named | marks],
+        "added_tokens": [
+            {"id": id_, "content": word} | flags | stripping.get(word, {})
+            for word, id_ in words.items()
+            if word in named | marks
+        ],
         "pre_tokenizer": bytes_ | {"add_prefix_space": bool(settings.get("add_prefix_space"))},
         "decoder": bytes_ | {"add_prefix_space": True},
         "model": {"type": "BPE", "vocab": words, "merges": lines},
     }
+
+
+def _stripping(settings: dict[str, Any]) -> dict[str | None, dict[str, bool]]:
+    """Special words that the settings name by tables, and which spaces beside it such a word takes to itself."""
+    tables = [token for key, token in settings.items() if key.endswith("_token") and isinstance(token, dict)]
+    return {word_of(table): {side: bool(table.get(side)) for side in ("lstrip", "rstrip")} for table in tables}
 
 
 def is_gpt2_like(table: dict[str, Any]) -> bool:
@@ -364,8 +458,9 @@ def _byte_pairs(table: dict[str, Any], where: str, settings: dict[str, Any]) -> 
     except (KeyError, TypeError, ValueError) as error:
         raise refuse(f"not a byte-level vocabulary ({error})") from None
     # The first of these vocabularies came without a word of its BOS, which is the one special token that it has.
-    bos, eos = ((vocab | added).get(word_of(settings.get(f"{end}_token", END_OF_TEXT))) for end in ("bos", "eos"))
-    ends = stated_ends(settings, bos, eos)
+    settings = dict.fromkeys(("bos_token", "eos_token"), END_OF_TEXT) | settings
+    ends = loose_ends(settings, lambda token: (vocab | added).get(word_of(token)))
+    bos = (vocab | added).get(word_of(settings["bos_token"]))
     return BytePairs(encoding, f"byte pairs of {Path(where).name}", ends, bos, unreached)
 
 
