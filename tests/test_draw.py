@@ -1067,3 +1067,10 @@ def test_any_architecture_is_drawn_whole(data):
         check_terminal(model, columns, encoding)
     check_svg_of(model)
     check_mermaid(draw_report([model]))
+
+
+def test_an_encoder_that_ends_beside_the_cross_attention_leads_straight_into_it():
+    """In the worked example both stand on one row; the line must not turn there."""
+    shown = gptcli("draw", "translate", columns=80, NO_COLOR="1").out
+    [line] = [line for line in shown.splitlines() if "►" in line]
+    assert re.search(r"╰─+┼►", line), line

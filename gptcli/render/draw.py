@@ -198,7 +198,10 @@ class _Painter:
         self.put(end, axis, "╰", MEMORY)
         self.put(end, gutter, "┤" if first < end < last else "╯" if first < end else "╮", MEMORY)
         for row, edge in self.met:
-            self.put(row, gutter, "╭" if row == first else "╰" if row == last else "├", MEMORY)
+            corner = "╭" if row == first else "╰" if row == last else "├"
+            # On the row where the encoder ends it goes straight on, and parts where others lie above or below.
+            level = "─" if first == last else "┬" if row == first else "┴" if row == last else "┼"
+            self.put(row, gutter, level if row == end else corner, MEMORY)
             self.canvas.across(row, gutter + 1, edge - 2, MEMORY)
             self.put(row, edge - 2, "┼", MEMORY)
             self.put(row, edge - 1, "►", MEMORY)
