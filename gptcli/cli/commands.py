@@ -4,14 +4,13 @@ from typing import Annotated, Literal
 
 import typer
 
-from gptcli.cli.options import ModelOptions, OutputOptions, RunOptions, TextOptions, came_from, command
-from gptcli.cli.text import Fed, read_ids
+from gptcli.cli.options import ModelOptions, OutputOptions, RunOptions, Source, Text, TextOptions, came_from, command
+from gptcli.cli.text import read_ids, run_of
+from gptcli.cli.trace import trace
 from gptcli.errors import GptcliError
 
-Text = Annotated[
-    list[str] | None, typer.Argument(metavar="[TEXT]...", help="Words, joined by spaces; - reads standard input.")
-]
-Source = Annotated[str | None, typer.Argument(metavar="[MODEL]", help="As for --model.")]
+__all__ = ["trace"]  # the commands with a file of their own
+
 Words = Annotated[
     list[str] | None, typer.Option("--token", metavar="WORD", help="Add a row for this token (repeatable).")
 ]
@@ -21,26 +20,6 @@ def _asked(model, words: list[str] | None) -> tuple[str, ...]:
     """The words given by --token, and the ones that the config presets."""
     preset = model.config.show if model.config else ()
     return (*preset, *(words or ()))
-
-
-def _run(model, options: RunOptions, fed: Fed):
-    from gptcli.run import Run
-
-    return Run(
-        model,
-        fed.ids,
-        options.dtype,
-        options.device,
-        options.threads,
-        added=fed.added,
-        source=fed.source,
-        source_added=fed.source_added,
-        segments=fed.segments,
-    )
-
-
-def _count(fed: Fed) -> int:
-    return sum(map(len, fed.ids))
 
 
 @command
@@ -65,14 +44,14 @@ def forward(
     out.check(".safetensors", ".npy")
     model = given.open(example=read.example)
     fed = read_ids(model, text, read)
-    run = _run(model, how, fed)
+    run = run_of(model, how, fed)
     report, logits = forward_report(run, k, _asked(model, token), stages)
     for path in out.output or ():
         if path.suffix != ".json":
             from gptcli.render.files import write_logits
 
             write_logits(path, logits, run.inputs("all").ids)
-    out.show(report, model.notes, run.seconds, _count(fed))
+    out.show(report, model.notes, run.seconds, fed.count)
 
 
 @command
@@ -100,11 +79,11 @@ def topk(
     out.check()
     model = given.open(example=read.example)
     fed = read_ids(model, text, read)
-    run = _run(model, how, fed)
+    run = run_of(model, how, fed)
     if model.fills and came_from("position", "DEFAULT"):
         position = "mask"
     report = topk_report(run, k, _asked(model, token), position, temperature)
-    out.show(report, model.notes, run.seconds, _count(fed))
+    out.show(report, model.notes, run.seconds, fed.count)
 
 
 @command
@@ -118,59 +97,8 @@ def score(given: ModelOptions, how: RunOptions, read: TextOptions, out: OutputOp
     out.check()
     model = given.open(example=read.example)
     fed = read_ids(model, text, read)
-    run = _run(model, how, fed)
-    out.show(score_report(run), model.notes, run.seconds, _count(fed))
-
-
-@command
-def trace(
-    given: ModelOptions,
-    how: RunOptions,
-    read: TextOptions,
-    out: OutputOptions,
-    text: Text = None,
-    layer: Annotated[str, typer.Option(metavar="LAYER", help="1 to N; L0 counts from 0; -1 is the last; all.")] = "1",
-    head: Annotated[str, typer.Option(metavar="HEAD", help="0 to H-1; -1 is the last; all.")] = "0",
-    position: Annotated[str, typer.Option(metavar="POSITION", help="The query, from 0; -1 is the last; all.")] = "-1",
-    attention: Annotated[
-        Literal["self", "cross", "encoder"],
-        typer.Option(help="A text's own; across to the source; the source's own."),
-    ] = "self",
-    at: Annotated[
-        str | None, typer.Option("--at", metavar="PATH|L0H0", help="One activation; or a head, both from 0.")
-    ] = None,
-    list_: Annotated[bool, typer.Option("--list", help="Every activation's name and shape.")] = False,
-) -> None:
-    """Show every number inside one head of one layer, and prove it.
-
-    gptcli trace --layer 1 --head 0
-
-    gptcli trace "Cats sit on" --at layers.0.attn.pattern
-    """
-    from gptcli.report import trace as walk
-
-    out.check()
-    of_head = walk.at_head(at) if at is not None else None
-    # Beside --list or --at, what chooses a head's walk would be dropped without a word.
-    chosen = [option for option, chosen in (("--list", list_), ("--at", at is not None)) if chosen]
-    walks = ("layer", "head") if of_head else ("layer", "head", "position", "attention")
-    chosen += [f"--{name}" for name in walks if chosen and came_from(name, "COMMANDLINE")]
-    if len(chosen) > 1:
-        raise GptcliError(f"{chosen[0]} and {chosen[1]}", "each says what to show: give one")
-    model = given.open(example=read.example)
-    fed = read_ids(model, text, read)
-    run = _run(model, how, fed)
-    if list_:
-        out.show(walk.points_report(run), model.notes)
-        return
-    if at is not None and not of_head:
-        report = walk.activation_report(run, at)
-    else:
-        layer, head = of_head or (layer, head)
-        stack = walk.stack_of(attention, model.spec)
-        layers, heads = walk.layers_of(layer, stack), walk.heads_of(head, stack, attention)
-        report = walk.trace_report(run, layers, heads, position, attention)
-    out.show(report, model.notes, run.seconds, _count(fed))
+    run = run_of(model, how, fed)
+    out.show(score_report(run), model.notes, run.seconds, fed.count)
 
 
 @command
@@ -215,7 +143,7 @@ def tokens(
     out.check()
     model = given.open(example=read.example)
     fed = read_ids(model, text, read, alone=True)
-    out.show(tokens_report(_run(model, RunOptions(), fed), decode), model.notes)
+    out.show(tokens_report(run_of(model, RunOptions(), fed), decode), model.notes)
 
 
 @command

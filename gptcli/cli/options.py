@@ -14,6 +14,11 @@ from gptcli.errors import GptcliError
 from gptcli.report import Report
 from gptcli.source import EXAMPLE, TRANSLATION, Model, open_model
 
+Text = Annotated[
+    list[str] | None, typer.Argument(metavar="[TEXT]...", help="Words, joined by spaces; - reads standard input.")
+]
+Source = Annotated[str | None, typer.Argument(metavar="[MODEL]", help="As for --model.")]
+
 
 @dataclass
 class ModelOptions:

@@ -14,7 +14,8 @@ from gptcli.errors import GptcliError
 from gptcli.source import Model
 
 if TYPE_CHECKING:
-    from gptcli.cli.options import TextOptions
+    from gptcli.cli.options import RunOptions, TextOptions
+    from gptcli.run import Run
     from gptcli.tokens import Encoded, Rule
 
 
@@ -29,6 +30,28 @@ class Fed(NamedTuple):
     source: list[list[int]] | None = None
     source_added: list[list[bool]] | None = None
     segments: list[list[int]] | None = None
+
+    @property
+    def count(self) -> int:
+        """How many ids there are to feed."""
+        return sum(map(len, self.ids))
+
+
+def run_of(model: Model, how: "RunOptions", fed: Fed) -> "Run":
+    """The request that the options and the ids make."""
+    from gptcli.run import Run
+
+    return Run(
+        model,
+        fed.ids,
+        how.dtype,
+        how.device,
+        how.threads,
+        added=fed.added,
+        source=fed.source,
+        source_added=fed.source_added,
+        segments=fed.segments,
+    )
 
 
 def read_ids(model: Model, words: list[str] | None, read: "TextOptions", alone: bool = False) -> Fed:
