@@ -148,7 +148,7 @@ def _attention(at: str, spec: Spec, read_size: int) -> Iterator[Param]:
     a, hidden, read = spec.attention, (spec.hidden_size, "hidden"), (read_size, "hidden")
     heads, kv_heads = (a.n_heads * a.head_dim, "heads"), (a.n_kv_heads * a.head_dim, "kv_heads")
     for letter, size, into in (("q", heads, hidden), ("k", kv_heads, read), ("v", kv_heads, read)):
-        yield from (p._replace(head_dim=a.head_dim) for p in _linear(f"{at}.{letter}", size, into, a.bias))
+        yield from _linear(f"{at}.{letter}", size, into, a.bias, head_dim=a.head_dim)
     for letter, number, size in (("q", a.n_heads, heads), ("k", a.n_kv_heads, kv_heads)):
         if a.qk_norm == "head":
             yield from _norm(f"{at}.{letter}_norm", a.head_dim, "head_dim", spec)
@@ -195,7 +195,9 @@ def _norm(at: str, size: int, axis: str, spec: Spec) -> Iterator[Param]:
         yield Param(f"{at}.bias", (size,), (axis,), "bias")
 
 
-def _linear(at: str, out: tuple[int, str], into: tuple[int, str], bias: bool, role="matrix") -> Iterator[Param]:
-    yield Param(f"{at}.weight", (out[0], into[0]), (out[1], into[1]), role)
+def _linear(
+    at: str, out: tuple[int, str], into: tuple[int, str], bias: bool, role="matrix", head_dim: int = 1
+) -> Iterator[Param]:
+    yield Param(f"{at}.weight", (out[0], into[0]), (out[1], into[1]), role, head_dim=head_dim)
     if bias:
-        yield Param(f"{at}.bias", (out[0],), (out[1],), "bias")
+        yield Param(f"{at}.bias", (out[0],), (out[1],), "bias", head_dim=head_dim)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from gptcli import config as configs
 from gptcli import count, shipped
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from gptcli.checkpoint.bind import Binding
     from gptcli.checkpoint.files import Files
+    from gptcli.checkpoint.packed import Packing
     from gptcli.checkpoint.safetensors import TensorInfo
     from gptcli.families import Family
     from gptcli.model.weights import Weights
@@ -29,16 +30,20 @@ if TYPE_CHECKING:
 
 EXAMPLE = "cats"
 TRANSLATION = "translate"  # the worked example of a source and its translation
-READERS = (".safetensors", ".bin", ".pt", ".pth")  # files of weights
+READERS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt")  # files of weights
 
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """A file of weights, joined to the layout: its stored tensors and where each parameter lies among them."""
+    """A file of weights, joined to the layout: its stored tensors and where each parameter lies among them.
+
+    packing: of a quantised one; infos are then as if it were unpacked.
+    """
 
     path: Path
     infos: Mapping[str, "TensorInfo"]
     binding: "Binding"
+    packing: "Packing | None" = None
 
 
 @dataclass(kw_only=True)
@@ -159,7 +164,10 @@ class Model:
             return Weights.of(self.layout, random_weights(self.spec, self.layout, self.seed, dtype, device))
         from gptcli.model.load import settle_ties, stored_weights
 
-        tensors = stored_weights(self.checkpoint.binding, self.checkpoint.infos, dtype, device)
+        packing = self.checkpoint.packing
+        if packing:
+            packing.refuse_to_run(str(self.checkpoint.path))
+        tensors = stored_weights(self.checkpoint.binding, self.checkpoint.infos, dtype, device, packing)
         found = settle_ties(tensors, self.checkpoint.binding, self.layout)
         self.notes += [note for note in found if note not in self.notes]
         return Weights.of(self.layout, tensors)
@@ -190,14 +198,15 @@ def open_model(
     else:
         if path.is_dir() or path.suffix in READERS:
             opened = _from_checkpoint(path, config)
-        elif path.suffix in (".yaml", ".yml"):
+        elif path.suffix in (".yaml", ".yml", ".json"):
             if config is not None:
                 raise GptcliError(f"two configs: -m {model} and -c {config}", "name one")
             opened = _from_config(path)
         else:
             known = ", ".join(READERS)
-            raise GptcliError(f"{model}: not a model", f"give a directory, a file ({known}) or a .yaml config", "file")
-        if model in shipped.samples() and not Path(model).exists():
+            hint = f"give a directory, a file ({known}), a .yaml config or a config.json"
+            raise GptcliError(f"{model}: not a model", hint, "file")
+        if path == shipped.samples().get(model):
             opened.source = "shipped sample"
     if strict and opened.unknown:
         keys = ", ".join(opened.unknown)
@@ -206,11 +215,27 @@ def open_model(
     return opened
 
 
-def _local(model: str) -> Path | None:
-    """The path that a person means, or what ships under this name; None where neither is there."""
-    path = Path(model)
-    if path.exists():
+def locate(model: str, revision: str | None = None, offline: bool = False) -> Path:
+    """The directory or file that a person names, for who looks at files alone. Raises GptcliError."""
+    path = _local(model)
+    if path is not None:
         return path
+    from gptcli.checkpoint import hub
+
+    if not hub.is_name(model):
+        hint = nearest(model, shipped.samples()) or "give a checkpoint's directory or file"
+        raise GptcliError(f"{model}: no such file or directory", hint, "file")
+    return hub.snapshot(model, revision, offline=offline)
+
+
+def _local(model: str) -> Path | None:
+    """The path that a person means, or what ships under this name; None where neither is there.
+
+    A config in the working directory comes before what ships, as for -c.
+    """
+    path, beside = Path(model), Path(f"{model}.yaml")
+    if path.exists() or beside.is_file():
+        return path if path.exists() else beside
     return shipped.samples().get(model) or shipped.configs().get(model.removesuffix(".yaml"))
 
 
@@ -227,23 +252,25 @@ def _from_hub(model: str, config: str | None, revision: str | None, offline: boo
         meant = f"{nearest(model, ships)} what ships: {', '.join(ships)}; " if "/" not in model else ""
         raise GptcliError(error.message, f"{meant}{error.hint}".strip(), error.code) from None
     name = model.rpartition("/")[2]
-    opened = _described_only(directory, name) if config_only else _from_checkpoint(directory, config, name)
+    if config_only:
+        opened = _described_only(directory / "config.json", name)
+    else:
+        opened = _from_checkpoint(directory, config, name)
     opened.source = f"Hub, {revision or 'main'} at {directory.name[:7]}"
     return opened
 
 
-def _described_only(directory: Path, name: str) -> Model:
+def _described_only(path: Path, name: str) -> Model:
     """A config.json without weights: what it says can be counted and drawn."""
     from gptcli.checkpoint.files import read_json
     from gptcli.families import family_of
 
-    path = directory / "config.json"
     raw = read_json(path)
     found = _resolved(raw, family_of(raw, str(path)), name, str(path))
     return Model(
         spec=found.spec,
         source=str(path),
-        directory=directory,
+        directory=path.parent,
         notes=list(found.notes),
         unknown=found.unknown,
         start=found.start,
@@ -251,6 +278,8 @@ def _described_only(directory: Path, name: str) -> Model:
 
 
 def _from_config(path: Path) -> Model:
+    if path.suffix == ".json":
+        return _described_only(path, path.resolve().parent.name if path.stem == "config" else path.stem)
     config = configs.read_config(path)
     ships = path in shipped.configs().values()
     return Model(spec=config.spec, source="shipped" if ships else str(path), config=config)
@@ -258,14 +287,21 @@ def _from_config(path: Path) -> Model:
 
 def _from_checkpoint(path: Path, config: str | None, name: str | None = None) -> Model:
     """A directory or one file of weights, and what describes it: -c, a config beside it, or the file itself."""
+    from gptcli.checkpoint import adapter, packed
     from gptcli.checkpoint.bind import bind
     from gptcli.checkpoint.files import Files, find, read_tensors, unwrapped
 
+    adapter.refuse(path)
     files = find(path) if path.is_dir() else Files((path,))
     directory = path if path.is_dir() else path.parent
     infos, wrappers = unwrapped(read_tensors(files))
     described = _described(files, directory, config, infos, name or directory.resolve().name)
     notes = list(described.notes)
+    if packing := packed.recognise(infos, described.raw):
+        infos = packing.logical(infos)
+        notes.append(f"quantised: {packing.said}")
+    elif method := packed.told_method(described.raw or {}):
+        notes.append(f"the config's quant_method is {method}, and no weight is packed")
     if files.beside:
         notes.append(f"not read: {', '.join(files.beside[:3])}, beside {files.weights[0].name}")
     if wrappers:
@@ -279,7 +315,7 @@ def _from_checkpoint(path: Path, config: str | None, name: str | None = None) ->
         source=str(path),
         config=described.config,
         directory=directory,
-        checkpoint=Checkpoint(path=path, infos=infos, binding=binding),
+        checkpoint=Checkpoint(path=path, infos=infos, binding=binding, packing=packing),
         notes=notes,
         unknown=described.unknown,
         start=described.start,
@@ -293,6 +329,7 @@ class _Description(NamedTuple):
     notes: tuple[str, ...] = ()
     unknown: tuple[str, ...] = ()
     start: int | None = None
+    raw: Mapping[str, Any] | None = None  # the whole config.json
 
 
 def _described(
@@ -309,17 +346,17 @@ def _described(
     meta = first.with_name(first.name.replace("model_", "meta_", 1)).with_suffix(".json")
     held, extra = None, ()
     if first.suffix in PICKLES:
-        from gptcli.checkpoint.pickled import load
+        from gptcli.checkpoint.pickles import listed
 
-        held = load(first)
-        if held.sections:
-            extra = (f"{first.name} is a training checkpoint: {', '.join(held.sections)} not used",)
+        held = listed(first)
+        if held.unused:
+            extra = (f"{first.name} is a training checkpoint: {', '.join(held.unused)} not used",)
     if config is not None:
         beside = Path(config) if Path(config).suffix == ".json" else configs.find_config(config)
     elif held is not None:
-        if held.settings:
+        if isinstance(settings := held.settings.get("model_args"), dict):
             family = training.RECORDS["nanogpt-checkpoint"]
-            return _resolved(held.settings, family, first.stem, f"{first}: model_args", extra)
+            return _resolved(settings, family, first.stem, f"{first}: model_args", extra)
         if meta.is_file() and meta != first:
             settings = read_json(meta).get("model_config")
             if isinstance(settings, dict):
@@ -342,4 +379,4 @@ def _resolved(raw: dict, family: "Family", name: str, where: str, notes: tuple[s
     resolved = resolve(raw, family, name, where)
     if resolved.unknown:
         notes = (*notes, f"{where}: unknown keys, not used: {', '.join(resolved.unknown)}")
-    return _Description(resolved.spec, family, None, notes, resolved.unknown, resolved.start)
+    return _Description(resolved.spec, family, None, notes, resolved.unknown, resolved.start, raw)

@@ -117,7 +117,7 @@ CASES = [
     Case("option before the command", ["--top-k", "3", "topk"], ["--top-k"]),
     Case("option without its value", ["forward", "-k"], ["-k", "argument"]),
     Case("flag with a value", ["forward", "--full=yes"], ["--full"]),
-    Case("too many names", ["params", "cats", "gpt2-small"], ["gpt2-small", "unexpected"]),
+    Case("too many names", ["config", "cats", "gpt2-small"], ["gpt2-small", "unexpected"]),
     Case("text for list", ["list", "cats"], ["cats", "unexpected"]),
     Case("generate", ["generate"], ["does not generate", "gptcli topk"]),
     Case("generate with anything", ["generate", "Cats", "--max-tokens", "9"], ["does not generate", "gptcli topk"]),

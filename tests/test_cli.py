@@ -40,6 +40,7 @@ EVERY = {
     "draw A B": ["draw", "cats", "gpt2-small"],
     "lab": ["lab"],
     "lab order": ["lab", "order"],
+    "inspect": ["inspect", "tiny-gpt2"],
     "tokens": ["tokens"],
     "config": ["config"],
     "list": ["list"],
@@ -699,6 +700,8 @@ AT_80 = [
     ["trace", "-m", "tiny-gpt2", "The cat sat on the mat"],
     ["params", "tiny-gpt2"],
     ["params", "tiny-gpt2", "--by", "tensor"],
+    ["inspect", "tiny-gpt2"],
+    ["inspect", "tiny-gpt2", "--stats"],
 ]
 
 

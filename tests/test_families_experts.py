@@ -8,8 +8,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors import safe_open
-from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from gptcli.errors import GptcliError
@@ -184,25 +182,6 @@ def test_stacked_experts_are_views(tmp_path):
         found = tensors[f"layers.0.mlp.experts.3.{letter}.weight"]
         assert torch.equal(found, fused[3, :, turn::2].T)
         assert found.untyped_storage().nbytes() == fused.numel() * 8
-
-
-def test_packed_experts_are_refused_by_name(tmp_path):
-    """A file of 4-bit blocks, with the config's word for it and without."""
-    with pytest.raises(GptcliError, match=r"quantization_config: .*mxfp4.* is not implemented"):
-        resolved(GPT_OSS | {"quantization_config": {"quant_method": "mxfp4"}})
-    save_toy(GPT_OSS, tmp_path)
-    file = tmp_path / "model.safetensors"
-    with safe_open(file, "pt") as opened:
-        tensors = {name: opened.get_tensor(name).clone() for name in opened.keys()}  # noqa: SIM118
-    for layer in range(3):
-        for name in ("gate_up_proj", "down_proj"):
-            path = f"model.layers.{layer}.mlp.experts.{name}"
-            packed = tensors.pop(path)
-            tensors[f"{path}_blocks"] = torch.zeros(4, packed.shape[2], 1, 16, dtype=torch.uint8)
-            tensors[f"{path}_scales"] = torch.zeros(4, packed.shape[2], 1, dtype=torch.uint8)
-    save_file(tensors, file)
-    with pytest.raises(GptcliError, match=r"gate_up_proj' is missing .*gate_up_proj_blocks' is MXFP4"):
-        open_model(str(tmp_path))
 
 
 def test_half_types_route_in_float32(tmp_path):

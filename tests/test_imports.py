@@ -27,8 +27,8 @@ HEAVY = set("torch numpy transformers matplotlib safetensors tiktoken tokenizers
 @pytest.mark.parametrize(
     "words",
     [
-        *(["--help"], ["params", "--config", "llama3.1-405b"], ["list"], ["config", "cats"], ["-V"]),
-        *(["draw", "llama3.1-405b"], ["draw", "gpt2-small", "llama3-8b"]),
+        *(["--help"], ["params", "--config", "llama3.1-405b"], ["inspect", "tiny-gpt2"], ["list"], ["config", "cats"]),
+        *(["-V"], ["draw", "llama3.1-405b"], ["draw", "gpt2-small", "llama3-8b"]),
     ],
     ids=" ".join,
 )
@@ -45,7 +45,9 @@ def test_what_needs_no_tensor_loads_no_torch(words):
     assert ran.stdout and ran.stderr == f"{cache} 0\n"
 
 
-@pytest.mark.parametrize("words", [["tokens", "--json"], ["topk", "dog"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "words", [["tokens", "--json"], ["topk", "dog"], ["inspect", "tiny-gpt2", "--json"]], ids=" ".join
+)
 def test_what_draws_no_table_loads_no_rich(words):
     code = (
         "import sys\n"

@@ -7,13 +7,13 @@ from pathlib import Path
 import torch
 
 from gptcli.model.forward import Inputs
-from gptcli.spec import Dense, Spec
+from gptcli.spec import Attention, Dense, Spec, Variant
 
 
 def shrunk(spec: Spec) -> Spec:
     """The same architecture at toy size: two layers, a head size that is not hidden size / heads, a window below 9."""
     a = spec.attention
-    if a.n_heads <= 4:
+    if spec.hidden_size <= 8:
         return replace(spec, context_length=max(spec.context_length, 16), encoder=spec.encoder and shrunk(spec.encoder))
     heads = 4
     kv_heads = heads if a.n_kv_heads == a.n_heads else 1 if a.n_kv_heads == 1 else 2
@@ -27,9 +27,16 @@ def shrunk(spec: Spec) -> Spec:
         n_layers=2,
         attention=attention,
         mlp=mlp,
+        variants=tuple(shrunk_variant(variant, i, attention) for i, variant in enumerate(spec.variants)),
         encoder=spec.encoder and shrunk(spec.encoder),
         cross=spec.cross and replace(attention, causal=False, window=None),
     )
+
+
+def shrunk_variant(variant: Variant, layer: int, attention: Attention) -> Variant:
+    """A variant of one layer, with that attention and a window where it has one."""
+    window = variant.attention and variant.attention.window and 4
+    return replace(variant, layers=(layer,), attention=variant.attention and replace(attention, window=window))
 
 
 def fed(spec: Spec, ids: torch.Tensor, rows: str = "all") -> Inputs:

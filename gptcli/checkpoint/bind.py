@@ -1,18 +1,17 @@
 """Joins a checkpoint's tensors to a layout, name by name, and refuses what does not fit. Reads no weights."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from functools import lru_cache
 from typing import Literal, NamedTuple
 
+from gptcli.checkpoint.packed import Spare, Upright
 from gptcli.checkpoint.safetensors import FLOATS, TensorInfo
 from gptcli.errors import GptcliError
 from gptcli.families import Family, Stored
 from gptcli.layout import Param
-
-# What ends the name of a tensor that holds a weight's numbers packed, and how they are.
-PACKED = {"_blocks": "MXFP4 (4-bit numbers in blocks)"}
 
 
 class Bound(NamedTuple):
@@ -52,64 +51,98 @@ class Binding:
     notes: list[str] = field(default_factory=list)
 
 
+class Fault(NamedTuple):
+    """What of a checkpoint does not fit a layout: a stored tensor, the parameter that should lie there, and how.
+
+    code: `missing-tensor`, `shape`, `dtype` (holds no weights that can be run), or `left-over-tensor` (no parameter
+    reads it). found and needed: shapes, empty where there is none.
+    """
+
+    code: Literal["missing-tensor", "shape", "dtype", "left-over-tensor"]
+    stored: str
+    said: str
+    param: str = ""
+    found: tuple[int, ...] = ()
+    needed: tuple[int, ...] = ()
+
+
 def bind(params: Iterable[Param], infos: Mapping[str, TensorInfo], family: Family, where: str) -> Binding:
     """Finds every parameter of the layout among the stored tensors, by the family's names.
 
     Raises GptcliError for a tensor that is missing, misshaped, of a type that holds no weights, or left over.
     """
+    binding, faults = compare(params, infos, family)
+    if faults:
+        more = f" (and {len(faults) - 1} faults more)" if len(faults) > 1 else ""
+        raise GptcliError(f"{where}: {faults[0].said}{more}", "the config and the weights must be of one model", "bind")
+    return binding
+
+
+def compare(params: Iterable[Param], infos: Mapping[str, TensorInfo], family: Family) -> tuple[Binding, list[Fault]]:
+    """Every parameter of the layout that is found among the stored tensors, and all that does not fit."""
     tables = _spellings(tuple(params), family)
     names = tables[0] if len(tables) == 1 else max(tables, key=lambda t: t.found(infos, t.prefix_among(infos)))
     prefix = names.prefix_among(infos)
     found = Binding(bounds={}, prefix=prefix)
-    used, faults = set(), []
+    used: set[str] = set()
+    missed: set[str] = set()  # a fused tensor is missed once
+    faults: list[Fault] = []
     for param in sorted(names.table.values(), key=lambda param: bool(param.tied_to)):
-        places = [place for place in names.places(param, prefix) if place[0].stored in infos]
+        own, *copies = names.wanted(param, prefix)
+        places = [place for place in (own, *copies) if place[0].stored in infos]
         holder = found.bounds.get(param.tied_to)
         if param.tied_to and (not places or (holder and places[0][0].stored == holder.stored)):
             continue
-        for bound, shape in places:
+        bounds = [_upright(bound, shape, infos[bound.stored]) for bound, shape in places]
+        for bound, shape in bounds:
             used.add(bound.stored)
             faults += _misfit(bound.stored, infos[bound.stored], param, shape)
-        if places:
-            found.bounds[param.name] = places[0][0]
-            found.copies.extend((param.name, bound) for bound, _ in places[1:])
+        if bounds:
+            found.bounds[param.name] = bounds[0][0]
+            found.copies.extend((param.name, bound) for bound, _ in bounds[1:])
         elif names.zeros(param):
-            stored = names.wanted(param, prefix)[0].stored
             found.zeros[param.name] = param.shape
-            found.notes.append(f"{stored} is not in the file: zeros stand for it")
-        else:
-            said = _missing(names, param, prefix, infos)
-            if not any(fault.startswith(said.partition(" (")[0]) for fault in faults):  # a fused tensor is missed once
-                faults.append(said)
+            found.notes.append(f"{own[0].stored} is not in the file: zeros stand for it")
+        elif own[0].stored not in missed:
+            missed.add(own[0].stored)
+            faults.append(_missing(param, own, copies))
     # What a tied parameter reads if it differs is no mere copy.
     tied = {found.bounds[p.name].stored for p in names.table.values() if p.tied_to and p.name in found.bounds}
     copies = [(name, bound) for name, bound in found.copies if bound.stored not in tied]
     left = [name for name in infos if name not in used]
     buffers = [name for name in left if _matches(name, family.buffers)]
-    unused = [name for name in left if _matches(name, family.unused)]
+    unused = [name for name in left if isinstance(infos[name], Spare) or _matches(name, family.unused)]
     known = {*buffers, *unused}
-    faults += [f"tensor {name!r} is left over: no parameter reads it" for name in left if name not in known]
-    if faults:
-        more = f" (and {len(faults) - 1} faults more)" if len(faults) > 1 else ""
-        raise GptcliError(f"{where}: {faults[0]}{more}", "the config and the weights must be of one model", "bind")
-    return replace(found, copies=copies, buffers=buffers, unused=unused)
+    faults += [
+        Fault("left-over-tensor", name, f"tensor {name!r} is left over: no parameter reads it", found=infos[name].shape)
+        for name in left
+        if name not in known
+    ]
+    return replace(found, copies=copies, buffers=buffers, unused=unused), faults
 
 
-def _misfit(stored: str, info: TensorInfo, param: Param, shape: tuple[int, ...]) -> list[str]:
+def _upright(bound: Bound, shape: tuple[int, ...], info: TensorInfo) -> tuple[Bound, tuple[int, ...]]:
+    """A place in a tensor that unpacks to [out, in], however the family stores it."""
+    if isinstance(info, Upright) and bound.transposed:
+        return bound._replace(transposed=False), (*shape[:-2], shape[-1], shape[-2])
+    return bound, shape
+
+
+def _misfit(stored: str, info: TensorInfo, param: Param, shape: tuple[int, ...]) -> list[Fault]:
     """What keeps a stored tensor from being a parameter, if anything."""
     if info.shape != shape:
-        return [f"tensor {stored!r} is {list(info.shape)}, but {param.name} needs {list(shape)}"]
+        said = f"tensor {stored!r} is {list(info.shape)}, but {param.name} needs {list(shape)}"
+        return [Fault("shape", stored, said, param.name, info.shape, shape)]
     said = f"tensor {stored!r} is {info.dtype}, which holds no weights that can be run"
-    return [] if info.dtype in FLOATS else [said]
+    return [] if info.dtype in FLOATS else [Fault("dtype", stored, said, param.name, info.shape, shape)]
 
 
-def _missing(names: "_Names", param: Param, prefix: str, infos: Mapping[str, TensorInfo]) -> str:
-    """That a parameter is not in the file: by which names, and whether its numbers are there packed."""
-    stored, *others = (bound.stored for bound, _ in names.places(param, prefix))
+def _missing(param: Param, own: tuple[Bound, tuple[int, ...]], copies: list[tuple[Bound, tuple[int, ...]]]) -> Fault:
+    """That a parameter is not in the file, by any of its names."""
+    stored, others = own[0].stored, [bound.stored for bound, _ in copies]
     beside = f", and so are {', '.join(map(repr, others))}" if others else ""
-    packed = [f"{stored}{end}" for end in PACKED if f"{stored}{end}" in infos]
-    why = f": {packed[0]!r} is {PACKED[packed[0][len(stored) :]]}, not implemented" if packed else ""
-    return f"tensor {stored!r} is missing{beside} ({param.name} {list(param.shape)}){why}"
+    said = f"tensor {stored!r} is missing{beside} ({param.name} {list(param.shape)})"
+    return Fault("missing-tensor", stored, said, param.name, needed=own[1])
 
 
 def recognise(params: Iterable[Param], names: Mapping[str, TensorInfo], families: Iterable[Family]) -> Family:
@@ -142,81 +175,125 @@ class _Names:
             for stems, stored in family.names.items()
             for stem in (stems if isinstance(stems, tuple) else (stems,))
         }
+        self.templates = {name: _template(name) for name in self.table}
         # How many experts (or heads) a layer has of each thing that is declared one by one.
-        self.siblings = Counter(_template(name, keep_layer=True)[0] for name in self.table)
+        self.siblings = Counter(_in_layer(*found) for found in self.templates.values() if "@" in found[1])
+        self.alike: dict[tuple, tuple[str, _Place]] = {}
+        self.places = {p.name: self._place(p) for p in params}
 
-    def found(self, names: Iterable[str], prefix: str) -> int:
+    def found(self, names: Container[str], prefix: str) -> int:
         """How many of the layout's own weights stand under this prefix."""
-        return sum(self.wanted(p, prefix)[0].stored in names for p in self.table.values() if not p.tied_to)
+        places = self.places
+        return sum(
+            (place.bound.stored if place.outside else prefix + place.bound.stored) in names
+            for name, place in places.items()
+            if not self.table[name].tied_to
+        )
 
-    def prefix_among(self, names: Mapping[str, TensorInfo]) -> str:
+    def prefix_among(self, names: Container[str]) -> str:
         prefixes = self.family.prefixes
         return prefixes[0] if len(prefixes) == 1 else max(prefixes, key=lambda prefix: self.found(names, prefix))
 
-    def places(self, param: Param, prefix: str) -> list[tuple[Bound, tuple[int, ...]]]:
-        """Every place where a parameter may lie, its own first. Where another untied one lies is no copy of it."""
-        stem = _template(param.name)[0].rpartition(".")[0]
-        own, copies = self.wanted(param, prefix), self.family.copies.get(stem, ())
+    def wanted(self, param: Param, prefix: str) -> list[tuple[Bound, tuple[int, ...]]]:
+        """Every stored tensor that a parameter may lie in, its own first: its place there, and that tensor's shape.
+
+        Where another untied parameter lies is no copy of it.
+        """
+        own, copies = _under(prefix, self.places[param.name]), self.family.copies.get(self._stem(param.name), ())
         if param.tied_to or not copies:
             return [own]
-        taken = {self.wanted(p, prefix)[0].stored for p in self.table.values() if p is not param and not p.tied_to}
-        found = (self.wanted(param, prefix, copy) for copy in copies)
+        taken = {
+            _under(prefix, place)[0].stored
+            for name, place in self.places.items()
+            if name != param.name and not self.table[name].tied_to
+        }
+        found = (_under(prefix, self._place(param, copy)) for copy in copies)
         return [own, *(place for place in found if place[0].stored not in taken)]
 
     def zeros(self, param: Param) -> bool:
         """Does a file that lacks the parameter mean zeros?"""
-        return self._entry(param)[2].absent == "zeros"
+        return self._entry(self.templates[param.name][0])[2].absent == "zeros"
 
-    def _entry(self, param: Param) -> tuple[str, tuple[str, ...], Stored]:
+    def _stem(self, name: str) -> str:
+        return self.templates[name][0].rpartition(".")[0]
+
+    def _entry(self, template: str) -> tuple[str, tuple[str, ...], Stored]:
         """What a parameter's name ends in, the stems that share its stored tensor, and that tensor."""
-        template = _template(param.name)[0]
         stem, _, leaf = template.rpartition(".")
         if template in self.entries:
             stem, leaf = template, ""
         return leaf, *self.entries.get(stem, ((stem,), Stored(stem)))
 
-    def wanted(self, param: Param, prefix: str, copy: Stored | None = None) -> tuple[Bound, tuple[int, ...]]:
-        """The stored tensor that a parameter should lie in, its place there, and that tensor's whole shape.
-
-        copy: another tensor to look in than its own.
-        """
-        stem, numbers = _template(param.name)
-        leaf, stems, stored = self._entry(param)
-        stem = stem.removesuffix(f".{leaf}")
+    def _place(self, param: Param, copy: Stored | None = None) -> "_Place":
+        """copy: another tensor to look in than the parameter's own."""
+        template, numbers = self.templates[param.name]
+        kept = self.alike.get((template, param.shape, param.head_dim)) if copy is None else None
+        if kept:
+            stored, place = kept
+            return _Place(Bound(_filled(stored, numbers), *place.bound[1:]), place.shape, place.outside)
+        leaf, stems, stored = self._entry(template)
         stored = stored if copy is None else copy
-        names = (_filled(f"{one}.{leaf}" if leaf else one, numbers) for one in stems)
-        mates = [
-            self.table[name] for name in names if name in self.table
-        ]  # not every layout has all that a family fuses
-        sizes = [mate.shape[0] for mate in mates]
-        part = mates.index(param)
-        start = sum(sizes[:part])
+        part, parts, start, rows = 0, 1, 0, param.shape[0]
+        if len(stems) > 1:
+            names = (_filled(f"{one}.{leaf}" if leaf else one, numbers) for one in stems)
+            mates = [self.table[n] for n in names if n in self.table]  # not every layout has all that a family fuses
+            sizes = [mate.shape[0] for mate in mates]
+            part, parts, rows = mates.index(param), len(mates), sum(sizes)
+            start = sum(sizes[:part])
         transposed = stored.transposed and len(param.shape) == 2
-        shape = (sum(sizes), *param.shape[1:])
+        shape = (rows, *param.shape[1:])
         shape = shape[::-1] if transposed else shape
         item = 0 if stored.row else None
         shape = (1, *shape) if stored.row else shape
-        if "@" in stem and "@" not in stored.name:
+        if "@" in template and "@" not in stored.name:
             item = int(numbers["@"])
-            shape = (self.siblings[_template(param.name, keep_layer=True)[0]], *shape)
-        ending = dict(zip(("weight", "bias", ""), (*stored.leaves, "")))[leaf]
-        name = ("" if stored.outside else prefix) + _filled(stored.name, numbers) + ending
-        return Bound(
-            name, item, transposed, stored.fused, start, start + sizes[part], part, len(sizes), param.head_dim
-        ), shape
+            shape = (self.siblings[_in_layer(template, numbers)], *shape)
+        ending = {"weight": stored.leaves[0], "bias": stored.leaves[1], "": ""}[leaf]
+        name = stored.name + ending
+        stop = start + param.shape[0]
+        bound = Bound(_filled(name, numbers), item, transposed, stored.fused, start, stop, part, parts, param.head_dim)
+        place = _Place(bound, shape, stored.outside)
+        if len(stems) == 1 and item is None and copy is None:  # nothing else in its layer has a say
+            self.alike[template, param.shape, param.head_dim] = name, place
+        return place
 
 
-def _template(name: str, keep_layer: bool = False) -> tuple[str, dict[str, str]]:
+class _Place(NamedTuple):
+    """Where a parameter should lie, before any prefix; the stored tensor's whole shape; whether a prefix applies."""
+
+    bound: Bound
+    shape: tuple[int, ...]
+    outside: bool
+
+
+def _under(prefix: str, place: _Place) -> tuple[Bound, tuple[int, ...]]:
+    """A place below a prefix, where one applies."""
+    bound, shape, outside = place
+    return bound if outside or not prefix else Bound(prefix + bound.stored, *bound[1:]), shape
+
+
+def _template(name: str) -> tuple[str, dict[str, str]]:
     """`layers.3.mlp.experts.7.up.weight` → `layers.#.mlp.experts.@.up.weight` and what # and @ stand for."""
-    numbers: dict[str, str] = {}
-    parts = []
-    for part in name.split("."):
-        if part.isdigit():
-            sign = "@" if "#" in numbers else "#"
-            numbers[sign] = part
-            part = part if keep_layer and sign == "#" else sign
-        parts.append(part)
-    return ".".join(parts), numbers
+    stack, layers, inside = name.rpartition("layers.")
+    if not layers:
+        return _signed(name, "#")
+    number, _, rest = inside.partition(".")
+    template, numbers = _signed(rest, "@")
+    return f"{stack}layers.#.{template}", {"#": number, **numbers}
+
+
+@lru_cache(maxsize=4096)
+def _signed(name: str, sign: str) -> tuple[str, dict[str, str]]:
+    """A name with a sign in place of its number, and the number."""
+    parts = name.split(".")
+    found = [part for part in parts if part.isdigit()]
+    template = ".".join(sign if part.isdigit() else part for part in parts)
+    return template, {sign: found[-1]} if found else {}
+
+
+def _in_layer(template: str, numbers: Mapping[str, str]) -> str:
+    """What is declared one by one within one layer: `layers.3.mlp.experts.@.up.weight`."""
+    return template.replace("#", numbers["#"])
 
 
 def _filled(template: str, numbers: Mapping[str, str]) -> str:

@@ -1,21 +1,31 @@
 """Which files of a directory are the checkpoint, and all their tensors under names that wrappers have not touched."""
 
 import json
+import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gptcli.checkpoint import pickled, safetensors
+from gptcli.checkpoint import safetensors
 from gptcli.checkpoint.safetensors import TensorInfo
 from gptcli.errors import GptcliError
 
-PICKLES = (".bin", ".pt", ".pth")
+PICKLES = (".bin", ".pt", ".pth", ".ckpt")
+
+
+def _read_pickle(path: Path) -> dict[str, TensorInfo]:
+    from gptcli.checkpoint import pickled  # where there is no pickle, what reads them need not be loaded
+
+    return pickled.read_header(path)
+
+
 READERS: dict[str, Callable[[Path], dict[str, TensorInfo]]] = {
     ".safetensors": safetensors.read_header,
-    **dict.fromkeys(PICKLES, pickled.read_header),
+    **dict.fromkeys(PICKLES, _read_pickle),
 }
+UNREAD = (".gguf", ".npz", ".h5", ".msgpack", ".onnx")  # weights in other formats
 # What torch.compile, DDP, FSDP, DeepSpeed and activation checkpointing put into the names of what they wrap.
 WRAPPERS = frozenset(
     ("_orig_mod", "module", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_forward_module", "_flat_param")
@@ -24,58 +34,86 @@ WRAPPERS = frozenset(
 
 @dataclass(frozen=True)
 class Files:
-    """weights: the files to read, an index's shards in order; beside: other weights in the directory, not read."""
+    """weights: the files to read, an index's shards in order; beside: other weights in the directory, not read.
+
+    index: the name of the file that each tensor should be in; absent: shards that it names and that are not there.
+    """
 
     weights: tuple[Path, ...]
     index: dict[str, str] | None = None
     beside: tuple[str, ...] = ()
+    absent: tuple[str, ...] = ()
 
 
 def find(directory: Path) -> Files:
     """The checkpoint in a directory: safetensors before pickles, an index before a single file. Raises GptcliError."""
-    everything = sorted(p for p in directory.iterdir() if p.suffix in READERS)
-    for stem in ("model.safetensors", "pytorch_model.bin"):
-        index, single = directory / f"{stem}.index.json", directory / stem
-        if index.is_file():
-            return _indexed(index, everything)
-        if single in everything:
-            return Files((single,), beside=_others(everything, (single,)))
-    if not everything:
-        others = sorted(
-            p.name for p in directory.iterdir() if p.suffix in (".gguf", ".npz", ".h5", ".msgpack", ".onnx")
-        )
-        only = f" (it holds {', '.join(others[:3])}, which can't be read)" if others else ""
-        raise GptcliError(f"{directory}: no weights in this directory{only}", "name a checkpoint's directory", "file")
-    steps = [p for p in everything if re.fullmatch(r"model_\d+\.pt", p.name)]
-    if steps:
-        return Files((steps[-1],), beside=_others(everything, (steps[-1],)))
-    if len(everything) > 1:
-        names = ", ".join(p.name for p in everything[:3])
-        raise GptcliError(
-            f"{directory}: several weight files ({names})", "name one file, with its config by -c", "file"
-        )
-    return Files((everything[0],))
-
-
-def _others(everything: list[Path], taken: tuple[Path, ...]) -> tuple[str, ...]:
-    return tuple(p.name for p in everything if p not in taken)
-
-
-def _indexed(index: Path, everything: list[Path]) -> Files:
-    table = read_json(index).get("weight_map")
-    if not isinstance(table, dict) or not all(isinstance(v, str) and Path(v).name == v for v in table.values()):
-        raise GptcliError(f"{index}: no weight_map of names to files", "fetch the index again", "corrupt")
-    shards = tuple(index.parent / name for name in dict.fromkeys(table.values()))
-    lost = [p.name for p in shards if not p.is_file()]
-    if lost:
+    files = look(directory)
+    if files.absent:
+        lost, table = files.absent, files.index or {}
         more = f" (and {len(lost) - 1} more)" if len(lost) > 1 else ""
         tensors = sum(name in lost for name in table.values())
         raise GptcliError(
-            f"{index.parent}: shard {lost[0]} is missing{more}, and with it {tensors} of {len(table)} tensors",
+            f"{directory}: shard {lost[0]} is missing{more}, and with it {tensors} of {len(table)} tensors",
             "fetch it, or mend the index",
             "incomplete",
         )
-    return Files(shards, table, _others(everything, shards))
+    if not files.weights and files.beside:
+        names = ", ".join(files.beside[:3])
+        raise GptcliError(
+            f"{directory}: several weight files ({names})", "name one file, with its config by -c", "file"
+        )
+    if not files.weights:
+        others = sorted(name for name in _names(directory) if name.endswith(UNREAD))
+        only = f" (it holds {', '.join(others[:3])}, which can't be read)" if others else ""
+        raise GptcliError(f"{directory}: no weights in this directory{only}", "name a checkpoint's directory", "file")
+    return files
+
+
+def look(directory: Path) -> Files:
+    """The files that make up the checkpoint in a directory, whether they are all there or not.
+
+    No weights, but some beside: nothing says which of them are meant. Raises GptcliError for an index that can't be
+    read.
+    """
+    there = _names(directory)
+    everything = sorted(name for name in there if name.endswith(tuple(READERS)))
+    for whole in ("model.safetensors", "pytorch_model.bin"):
+        if f"{whole}.index.json" in there:
+            return indexed(directory / f"{whole}.index.json")
+        if whole in everything:
+            return _chosen(directory, whole, everything)
+    steps = [name for name in everything if re.fullmatch(r"model_\d+\.pt", name)]
+    if steps or len(everything) == 1:
+        return _chosen(directory, (steps or everything)[-1], everything)
+    return Files((), beside=tuple(everything))
+
+
+def _names(directory: Path) -> set[str]:
+    """The files in a directory. A link that leads nowhere is none."""
+    with os.scandir(directory) as entries:
+        return {entry.name for entry in entries if entry.is_file()}
+
+
+def _chosen(directory: Path, name: str, everything: list[str]) -> Files:
+    return Files((directory / name,), beside=tuple(other for other in everything if other != name))
+
+
+def indexed(path: Path) -> Files:
+    """The shards that an index names. Raises GptcliError for one that can't be read."""
+    table = read_json(path).get("weight_map")
+    if not isinstance(table, dict) or not all(isinstance(v, str) and _is_shard(v) for v in table.values()):
+        raise GptcliError(f"{path}: no weight_map of names to files", "fetch the index again", "corrupt")
+    directory, there = path.parent, _names(path.parent)
+    shards = tuple(dict.fromkeys(table.values()))
+    named = {path.name, *shards}
+    others = sorted(name for name in there if name.endswith(tuple(READERS)) and name not in named)
+    here = tuple(directory / name for name in shards if name in there)
+    return Files(here, table, tuple(others), tuple(name for name in shards if name not in there))
+
+
+def _is_shard(name: str) -> bool:
+    """The name of a file that can be read, without a way to it."""
+    return name.endswith(tuple(READERS)) and not {"/", "\\", "\0"} & set(name)
 
 
 def read_tensors(files: Files) -> dict[str, TensorInfo]:
@@ -95,6 +133,9 @@ def read_tensors(files: Files) -> dict[str, TensorInfo]:
 
 def unwrapped(infos: dict[str, TensorInfo]) -> tuple[dict[str, TensorInfo], tuple[str, ...]]:
     """The tensors under the names that they had before any wrapper, and the wrappers' words that were taken off."""
+    text = "\n".join(infos)
+    if not any(word in text for word in WRAPPERS):
+        return infos, ()
     found: dict[str, TensorInfo] = {}
     taken: dict[str, None] = {}
     for name, info in infos.items():

@@ -4,7 +4,17 @@ from typing import Annotated, Literal
 
 import typer
 
-from gptcli.cli.options import ModelOptions, OutputOptions, RunOptions, Source, Text, TextOptions, came_from, command
+from gptcli.cli.options import (
+    ModelOptions,
+    OutputOptions,
+    RunOptions,
+    Source,
+    Text,
+    TextOptions,
+    came_from,
+    command,
+    say,
+)
 from gptcli.cli.text import read_ids, run_of
 from gptcli.cli.trace import trace
 from gptcli.errors import GptcliError
@@ -105,23 +115,124 @@ def score(given: ModelOptions, how: RunOptions, read: TextOptions, out: OutputOp
 def params(
     given: ModelOptions,
     out: OutputOptions,
-    source: Source = None,
+    models: Annotated[
+        list[str] | None, typer.Argument(metavar="[MODEL]...", help="As for --model; several stand side by side.")
+    ] = None,
     by: Annotated[Literal["component", "layer", "tensor"], typer.Option(help="What a row is.")] = "component",
     dtype: Annotated[
         str, typer.Option(metavar="TYPE", help="The type whose bytes are shown; auto is as stored.")
     ] = "auto",
+    card: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="A model card's number, such as 117M: which count gives it?")
+    ] = None,
+    seq_len: Annotated[
+        int | None, typer.Option(metavar="T", min=1, help="Costs of texts of T tokens.", rich_help_panel="Costs")
+    ] = None,
+    batch: Annotated[
+        int | None,
+        typer.Option(metavar="B", min=1, max=10**9, help="So many texts (1).", rich_help_panel="Costs"),
+    ] = None,
+    source_len: Annotated[
+        int | None,
+        typer.Option(metavar="S", min=1, help="Tokens that an encoder reads (T).", rich_help_panel="Costs"),
+    ] = None,
+    memory: Annotated[
+        str | None,
+        typer.Option(metavar="SIZE", help="24GiB: the longest T that fits.", rich_help_panel="Costs"),
+    ] = None,
 ) -> None:
-    """Count parameters and bytes.
+    """Count parameters and bytes; what a run costs; models side by side.
 
-    gptcli params gpt2-small
+    gptcli params gpt2-small --seq-len 1024
 
     gptcli params --config llama3-8b --by tensor --dtype bf16
+
+    gptcli params gpt2-small llama3-8b
     """
     from gptcli.report.params import params_report
 
     out.check()
-    model = given.open(source, config_only=True)
-    out.show(params_report(model, by, dtype, out.full), model.notes)
+    workload = _workload(seq_len, batch, source_len, memory)
+    names = models or [None]
+    if len(names) > 1 and given.config is not None:
+        raise GptcliError(f"-c {given.config}: several models are named", "-c describes one", "usage")
+    opened = [given.open(name, config_only=True) for name in names]
+    reports = [params_report(model, by, dtype, out.full, workload, card) for model in opened]
+    if len(reports) == 1:
+        out.show(reports[0], opened[0].notes)
+        return
+    from gptcli.report.side import side_by_side
+
+    notes = [f"{model.shown}: {note}" for model in opened for note in model.notes]
+    out.show(side_by_side(opened, reports, by, out.full), notes)
+
+
+def _workload(tokens: int | None, batch: int | None, source: int | None, memory: str | None):
+    """The run whose costs are asked for, if any are."""
+    if tokens is None and memory is None:
+        option = "--batch" if batch is not None else "--source-len" if source is not None else ""
+        if option:
+            raise GptcliError(f"{option}: of which run?", "give --seq-len T, or --memory SIZE", "usage")
+        return None
+    from gptcli.count import in_bytes
+    from gptcli.report.costs import Workload
+
+    room = None if memory is None else in_bytes(memory)
+    return Workload(tokens=tokens, batch=batch or 1, source_tokens=source, memory=room)
+
+
+@command
+def inspect(
+    given: ModelOptions,
+    out: OutputOptions,
+    paths: Annotated[
+        list[str] | None, typer.Argument(metavar="[PATH]...", help="Directories, files, samples, names on the Hub.")
+    ] = None,
+    tensors: Annotated[bool, typer.Option("--tensors", help="A row a tensor.", rich_help_panel="Tensors")] = False,
+    fits: Annotated[
+        str | None,
+        typer.Option("--filter", metavar="GLOB", help="Tensors of either such name.", rich_help_panel="Tensors"),
+    ] = None,
+    where: Annotated[
+        bool, typer.Option("--where", help="A row a tensor, with file and byte.", rich_help_panel="Tensors")
+    ] = False,
+    stats: Annotated[
+        bool, typer.Option("--stats", help="Read every tensor: statistics, NaN, Inf.", rich_help_panel="Read all")
+    ] = False,
+    spectral: Annotated[
+        bool, typer.Option("--spectral", help="With --stats: spectral norms, estimated.", rich_help_panel="Read all")
+    ] = False,
+    digests: Annotated[
+        bool, typer.Option("--hash", help="Digests of the tensors and of the model.", rich_help_panel="Read all")
+    ] = False,
+) -> None:
+    """Say what a checkpoint is, whether it is whole, and what is in it.
+
+    gptcli inspect tiny-gpt2
+
+    gptcli inspect -q ./gpt2 ./run/ckpt.pt
+
+    gptcli inspect tiny-gpt2 --stats --filter "*.attn.*"
+    """
+    from gptcli.render.progress import progress
+    from gptcli.report.inspect import Wanted, inspect_report
+    from gptcli.source import locate
+
+    out.check()
+    sources = paths or [given.model] if paths or given.model else []
+    if not sources:
+        raise GptcliError("nothing to inspect", "give a checkpoint's directory or file")
+    if spectral and not stats:
+        raise GptcliError("--spectral without --stats", "add --stats")
+    if paths and given.model and not came_from("model", "ENVIRONMENT"):
+        raise GptcliError(f"{paths[0]} and -m {given.model}", "name all of them without -m")
+    wanted = Wanted(tensors or out.full, where, fits, stats, spectral, digests, progress)
+    report = inspect_report(
+        sources, lambda source: locate(source, given.revision, given.offline), given.config, wanted, given.strict
+    )
+    for one in report.unopened if out.json else ():
+        say(f"gptcli: {one.message}; {one.hint}")
+    out.show(report)
 
 
 @command

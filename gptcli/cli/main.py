@@ -25,6 +25,7 @@ COMMANDS = (
     ("score", "score", "Run a model"),
     ("trace", "trace", "Look inside"),
     ("params", "params", "What it is"),
+    ("inspect", "inspect", "What it is"),
     ("draw", "draw", "What it is"),
     ("tokens", "tokens", "Around it"),
     ("config", "config", "Around it"),

@@ -211,13 +211,13 @@ class OutputOptions:
             else:
                 draw(report, screen)
             screen.show()
-        for finding in report.findings:
+        for finding in () if report.tells_findings else report.findings:
             say(f"finding {finding.code}: {finding.message}")
         if seconds and not self.quiet:
             rate = f"{tokens / seconds:,.0f} tokens/s"
             say(f"{seconds * 1000:,.1f} ms · {tokens:,} token{'s' * (tokens != 1)} · {rate}")
         if report.status != "ok":
-            raise typer.Exit(1)
+            raise typer.Exit(2 if report.status == "error" else 1)
 
 
 def say(text: str) -> None:

@@ -266,7 +266,7 @@ GPT_OSS = Family(
         "rope_theta": 150_000.0,
     },
     aliases={"num_experts": "num_local_experts"},
-    fixed={"swiglu_alpha": (1.702,), "quantization_config": (None,)},
+    fixed={"swiglu_alpha": (1.702,)},
     irrelevant=(
         "hidden_act",
         "experts_per_token",

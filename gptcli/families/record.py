@@ -5,7 +5,7 @@ consumed by the template, irrelevant to the forward pass, or listed in `fixed` w
 implemented; any other is unknown, and reported.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
@@ -86,18 +86,20 @@ class Family:
 # Keys that change the forward pass of any family, and the values of them that are implemented.
 FIXED = {"is_causal": (True,), "per_layer_config": ({},)}
 
-# Keys that change nothing in a forward pass: training, generation, bookkeeping.
+# Keys that change nothing in a forward pass: training, generation, bookkeeping, and how the weights are packed, which
+# checkpoint/packed.py reads.
 IRRELEVANT = frozenset(
     """
     _attn_implementation _commit_hash _name_or_path architectures attention_dropout attn_pdrop auto_map
     bad_words_ids begin_suppress_tokens bos_token_id cache_implementation chunk_size_feed_forward
-    classifier_dropout cross_attention_hidden_size decoder_start_token_id diversity_penalty do_sample dtype
-    early_stopping embd_pdrop encoder_no_repeat_ngram_size eos_token_id exponential_decay_length_penalty
+    classifier_dropout compression_config cross_attention_hidden_size decoder_start_token_id diversity_penalty do_sample
+    dtype early_stopping embd_pdrop encoder_no_repeat_ngram_size eos_token_id exponential_decay_length_penalty
     finetuning_task forced_bos_token_id forced_eos_token_id gradient_checkpointing hidden_dropout id2label
     initializer_range is_decoder is_encoder_decoder keys_to_ignore_at_inference label2id length_penalty
     max_length min_length model_type n_ctx no_repeat_ngram_size num_beam_groups num_beams num_labels
     num_return_sequences output_attentions output_hidden_states output_past output_scores pad_token_id prefix
-    pretraining_tp problem_type pruned_heads remove_invalid_values reorder_and_upcast_attn repetition_penalty
+    pretraining_tp problem_type pruned_heads quantization_config remove_invalid_values reorder_and_upcast_attn
+    repetition_penalty
     resid_pdrop return_dict return_dict_in_generate sep_token_id summary_activation summary_first_dropout
     summary_proj_to_labels summary_type summary_use_proj suppress_tokens task_specific_params temperature
     tf_legacy_loss tie_encoder_decoder tokenizer_class top_k top_p torch_dtype torchscript transformers_version
@@ -121,6 +123,17 @@ ACTIVATIONS = {
 }
 
 
+class Origin(NamedTuple):
+    """Where a value of the Spec comes from.
+
+    kind: the file says it (`config`), or says what it follows from (`derived`); the file is silent and the family has a
+    `default`; or it is so in all models of the `family`. keys: the config's, in the file's own words.
+    """
+
+    kind: Literal["config", "derived", "default", "family"]
+    keys: tuple[str, ...] = ()
+
+
 class Resolved(NamedTuple):
     """A Spec read from a config.json, and the keys of it that nobody knows.
 
@@ -132,8 +145,28 @@ class Resolved(NamedTuple):
     start: int | None = None
 
 
+class Explained(NamedTuple):
+    """A Spec read from a config.json, the keys of it that nobody knows, and where the values come from.
+
+    start: as in Resolved; origins: by a value's path or by that of the part that holds it (`position`); idle: keys that
+    change nothing in a forward pass; checked: keys that would, and have a value that is implemented.
+    """
+
+    spec: Spec
+    unknown: tuple[str, ...]
+    start: int | None
+    origins: dict[str, Origin]
+    idle: tuple[str, ...]
+    checked: tuple[str, ...]
+
+
 def resolve(config: dict[str, Any], family: Family, name: str, where: str) -> Resolved:
     """The Spec that a config.json describes. Raises GptcliError naming the key at fault."""
+    return Resolved(*explain(config, family, name, where)[:3])
+
+
+def explain(config: dict[str, Any], family: Family, name: str, where: str) -> Explained:
+    """The Spec that a config.json describes, value by value. Raises GptcliError naming the key at fault."""
     inner, outer = config, {}
     if family.inside:
         inner, outer = config.get(family.inside), {k: v for k, v in config.items() if k != family.inside}
@@ -149,18 +182,31 @@ def resolve(config: dict[str, Any], family: Family, name: str, where: str) -> Re
                 f"{key}: {' or '.join(show(value) for value in allowed)} is",
                 "config",
             )
-    consumed: set[str] = set()
+    words = {key: word for word, key in family.aliases.items() if word in inner | outer}
+    filling = _Filling(config, written, words, set(_single_keys(family.template)))
     try:
-        spec = _as_far_as_it_reaches(read_spec({"name": name} | _fill(family.template, config, consumed)))
-        start = _fill(family.start, config, consumed)
+        stated = read_spec({"name": name} | filling.fill(family.template))
+        start = filling.fill(family.start, made=True)
         start = None if start is None else whole(start, family.start.name, least=0)
+        filling.origins.pop("", None)  # no value of the Spec
+        spec, consumed, origins = _as_far_as_it_reaches(stated), filling.consumed, filling.origins
+        if spec.context_length != stated.context_length:
+            origins["context_length"] = Origin("derived", origins.get("position", Origin("family")).keys)
         for key in sorted(consumed & set(inner) & set(outer)):
             said = f"{key}: {show(outer[key])} contradicts {family.inside}.{key}: {show(inner[key])}"
             require_key(outer[key] == inner[key], said)
     except SpecError as error:
         raise SpecError(f"{where}: {error.message}", error.hint, error.code) from None
-    known = consumed | IRRELEVANT | set(fixed) | set(family.irrelevant)
-    return Resolved(spec, tuple(key for key in written if key not in known), start)
+    idle = (IRRELEVANT | set(family.irrelevant)) - consumed - set(fixed)
+    known = consumed | idle | set(fixed)
+    return Explained(
+        spec,
+        tuple(key for key in written if key not in known),
+        start,
+        origins,
+        tuple(key for key in written if key in idle),
+        tuple(key for key in written if key in fixed),
+    )
 
 
 def _in_own_words(config: dict[str, Any], family: Family, where: str) -> dict[str, Any]:
@@ -172,28 +218,84 @@ def _in_own_words(config: dict[str, Any], family: Family, where: str) -> dict[st
     return {family.aliases.get(key, key): value for key, value in config.items()}
 
 
-def _fill(template: Any, config: dict[str, Any], consumed: set[str]) -> Any:
-    """The template with every Key and From replaced by what the config says, or by the family's default."""
-    if isinstance(template, dict):
-        return {field: _fill(value, config, consumed) for field, value in template.items()}
-    if isinstance(template, list):
-        return [_fill(value, config, consumed) for value in template]
-    if isinstance(template, From):
-        consumed.update(template.keys)
-        return _fill(template.make(getter(config)), config, consumed)
-    if not isinstance(template, Key):
+class _Filling:
+    """A template in the making: every Key and From replaced by what the config says, or by the family's default.
+
+    config: the defaults and over them what the file has `written`; words: what the file calls a key, where that is not
+    the key itself; single: keys that decide a value by themselves. Gathers the keys that are consumed, and where each
+    value comes from.
+    """
+
+    def __init__(self, config: dict[str, Any], written: dict[str, Any], words: dict[str, str], single: set[str]):
+        self.written, self.words, self.single = written, words, single
+        self.consumed: set[str] = set()
+        self.origins: dict[str, Origin] = {}
+        self.get = getter(config)
+
+    def fill(self, template: Any, path: str = "", made: bool = False) -> Any:
+        """The template of the value at this path, filled in. made: by a From, which has told where it comes from."""
+        if isinstance(template, dict):
+            return {f: self.fill(value, f"{path}.{f}" if path else f, made) for f, value in template.items()}
+        if isinstance(template, list):
+            return [self.fill(value, f"{path}.{i}", made) for i, value in enumerate(template)]
+        if isinstance(template, From):
+            self.consumed.update(template.keys)
+            asked: dict[str, None] = {}
+            value = template.make(self._listening(asked))
+            self.origins[path] = self._origin(template.keys, asked, part=isinstance(value, (dict, list)))
+            return self.fill(value, path, made=True)
+        if isinstance(template, Key):
+            return self._value(template, path)
+        if not made:
+            self.origins[path] = Origin("family")
         return template
-    consumed.add(template.name)
-    value = config.get(template.name)
-    if value is None:
-        require_key(template.default is not REQUIRED, f"{template.name}: missing")
-        value = template.default(getter(config)) if callable(template.default) else template.default
-    if isinstance(template.reads, Mapping):
-        known = ", ".join(str(word) for word in template.reads)
-        listed = isinstance(value, (str, bool, int)) and value in template.reads
-        require_key(listed, f"{template.name}: {show(value)} is not implemented (known: {known})")
-        return template.reads[value]
-    return template.reads(value) if template.reads else value
+
+    def _value(self, key: Key, path: str) -> Any:
+        self.consumed.add(key.name)
+        asked: dict[str, None] = {key.name: None}
+        value = self.get(key.name)
+        if value is None:
+            require_key(key.default is not REQUIRED, f"{key.name}: missing")
+            value = key.default(self._listening(asked)) if callable(key.default) else key.default
+        self.origins[path] = self._origin((key.name,), asked)
+        if isinstance(key.reads, Mapping):
+            known = ", ".join(str(word) for word in key.reads)
+            listed = isinstance(value, (str, bool, int)) and value in key.reads
+            require_key(listed, f"{key.name}: {show(value)} is not implemented (known: {known})")
+            return key.reads[value]
+        return key.reads(value) if key.reads else value
+
+    def _listening(self, asked: dict[str, None]) -> Get:
+        """The config's get, which notes what it is asked."""
+
+        def get(key: str, default: Any = None) -> Any:
+            asked[key] = None
+            return self.get(key, default)
+
+        return get
+
+    def _origin(self, own: tuple[str, ...], asked: Iterable[str], part: bool = False) -> Origin:
+        """own: the keys that decide; asked: all that were looked at.
+
+        A part is not decided by keys that decide a value elsewhere (a head's size, beside a rotation), nor by others.
+        """
+        said = [key for key in asked if self.written.get(key) is not None]
+        own = tuple(key for key in own if key not in self.single) if part else own
+        decisive = [key for key in said if key in own]
+        if decisive or (said and not part):
+            return Origin("config" if decisive else "derived", tuple(self.words.get(k, k) for k in decisive or said))
+        return Origin("default", own)
+
+
+def _single_keys(template: Any) -> Iterator[str]:
+    """The keys that decide a value of the template by themselves."""
+    if isinstance(template, dict):
+        for value in template.values():
+            yield from _single_keys(value)
+    elif isinstance(template, Key):
+        yield template.name
+    elif isinstance(template, From) and len(template.keys) == 1:
+        yield template.keys[0]
 
 
 def getter(config: dict[str, Any]) -> Get:

@@ -9,9 +9,11 @@ from safetensors import safe_open
 from torch import Tensor
 
 from gptcli.checkpoint.bind import Binding, Bound
+from gptcli.checkpoint.packed import Packing
 from gptcli.checkpoint.pickled import load as load_pickle
 from gptcli.checkpoint.safetensors import TensorInfo
 from gptcli.layout import Param
+from gptcli.model.dequantise import dequantised
 from gptcli.model.weights import Lazy
 
 # What may be tied, in a person's words.
@@ -23,24 +25,32 @@ def stored_weights(
     infos: Mapping[str, TensorInfo],
     dtype: torch.dtype,
     device: torch.device,
+    packing: Packing | None = None,
 ) -> Lazy:
-    """Every bound parameter in the layout's shape, each read when it is first asked for.
+    """Every bound parameter in the layout's shape, each read, and dequantised, when it is first asked for.
 
     Beside them stand the copies that the file holds, until settle_ties drops them.
     """
     files: dict[Path, Any] = {}
+    packed = packing.weights if packing else {}
+    at = device if device.type == "cuda" else torch.device("cpu")  # where 8-bit floats are known
 
-    def read(stored: str) -> Tensor:
-        info = infos[stored]
+    def read(info: TensorInfo, stored: str) -> Tensor:
         name = info.key or stored
         if info.file.suffix != ".safetensors":
-            return load_pickle(info.file).tensors[name]
+            return load_pickle(info.file)[name]
         if info.file not in files:
             files[info.file] = safe_open(info.file, framework="pt")
         return files[info.file].get_tensor(name)
 
+    def unpack(bound: Bound) -> Tensor:
+        weight = packed[bound.stored]
+        return dequantised(weight, bound, lambda role: read(weight.parts[role], role).to(at), cut, dtype).to(device)
+
     def maker(bound: Bound) -> Callable[[], Tensor]:
-        return lambda: cut(read(bound.stored), bound).to(device, dtype)
+        if bound.stored in packed:
+            return lambda: unpack(bound)
+        return lambda: cut(read(infos[bound.stored], bound.stored), bound).to(device, dtype)
 
     def zeros(shape: tuple[int, ...]) -> Callable[[], Tensor]:
         return lambda: torch.zeros(shape, dtype=dtype, device=device)

@@ -1,7 +1,10 @@
 """`params` in a terminal: a row a component, a layer or a tensor, then the totals by name."""
 
-from gptcli.render.screen import Screen, short
-from gptcli.report.params import ParamsReport
+from collections.abc import Iterator
+
+from gptcli.render.screen import Part, Screen, short
+from gptcli.report.cards import Card
+from gptcli.report.params import ParamsReport, Totals
 
 
 def draw(report: ParamsReport, screen: Screen) -> None:
@@ -19,14 +22,9 @@ def draw(report: ParamsReport, screen: Screen) -> None:
         else:
             each, share = f"{row.each:,}" if row.times > 1 else "", "" if row.tied_to else f" {100 * row.share:.2f} %"
             rows.append([(name, style), f" {each}", f" {row.parameters:,}", share, f" {stored}"])
-    views = (
-        ("untied", totals.untied, "every name counted"),
-        ("non-embedding", totals.non_embedding, "layers and final norm"),
-        ("nanoGPT's convention", totals.nanogpt, "no positions"),
-    )
-    views = [view for view in views if view[1] != totals.total]
+    views = report.counts[1:]
     whole = f"{report.bytes / size:,.2f}"
-    for name, count, stored in (("total", totals.total, whole), *((name, count, "") for name, count, _ in views)):
+    for name, count, stored in (("total", totals.total, whole), *((view.name, view.count, "") for view in views)):
         rounded = f"({short(count)})" if count >= 10**6 else ""
         counts = [rounded, f"{count:,}"] if tensors else ["", f" {count:,}", rounded]
         rows.append([(name, "bold" if name == "total" else "dim"), *counts, stored])
@@ -37,11 +35,47 @@ def draw(report: ParamsReport, screen: Screen) -> None:
         header = (report.by, " each", " parameters", " share", f" {unit} ({model.dtype})")
         screen.table(rows, header, right=(1, 2, 3, 4), gap=1)
     if views:
-        screen.flow([[(f"{name}: {what}", "dim")] for name, _, what in views], gap=" · ")
+        screen.flow([[(f"{view.name}: {view.what}", "dim")] for view in views], gap=" · ")
+    if totals.total >= 10**6:
+        to_three = [[(f"{view.name} {view.rounded}", "dim")] for view in report.counts]
+        screen.flow([[("as cards round: ", "dim"), *to_three[0]], *to_three[1:]], gap=" · ")
+    for card in report.cards:
+        screen.flow(_card(card, totals), gap=" · ")
+    screen.flow([[(chunk, "dim")] for chunk in _bytes(report)], gap=" · ")
     if report.buffers:
         screen.line((f"buffers, not counted: {len(report.buffers)} ({report.buffers[0]} …)", "dim"))
+    if report.costs is not None:
+        from gptcli.render import costs
+
+        costs.draw(report.costs, screen)
+
+
+def _bytes(report: ParamsReport) -> Iterator[str]:
+    """The weights' exact bytes, and the file's where they differ."""
+    yield f"{report.bytes:,} bytes in {report.model.dtype}"
+    if report.file_bytes is not None:
+        bits = 8 * report.file_bytes / report.parameters.total
+        yield f"{report.file_bytes:,} bytes in the file"
+        if report.packed:
+            yield f"{bits:.2f} bits a weight"
+            yield report.packed
+
+
+def _card(card: Card, totals: Totals) -> Iterator[list[Part]]:
+    """Why a card's number is not the total, in words."""
+    said = f"{card.said}, as its {'name' if card.where == 'name' else 'card'} says:"
+    if not card.matches:
+        yield [(f"{said} no count of this model gives it; the total is {short(totals.total)}", "dim")]
+        return
+    several = f" (what {card.experts} experts share counts once)" if card.experts is not None else ""
+    for i, match in enumerate(card.matches):
+        lead = f"{said} " if i == 0 else "or "
+        yield [(f"{lead}{match.name} {short(match.count)}, {match.how}{several}", "dim")]
+    if card.matches[0].name != "total":
+        yield [(f"the total is {short(totals.total)}", "dim")]
 
 
 def verdict(report: ParamsReport) -> str:
-    """What `-q` prints."""
-    return str(report.parameters.total)
+    """What `-q` prints: the total; where a memory is given, the longest text (with the head on the last position)."""
+    longest = report.costs.longest if report.costs is not None else []
+    return str(longest[-1].tokens if longest else report.parameters.total)

@@ -32,8 +32,9 @@ class Report:
     """The base of every report: JSON is its fields, whole, after `schema` and `status`."""
 
     schema: ClassVar[str]
+    tells_findings: ClassVar[bool] = False  # its drawing and its verdict name them: they need no lines of their own
     findings: list[Finding] = field(default_factory=list)
 
     @property
-    def status(self) -> Literal["ok", "findings"]:
+    def status(self) -> Literal["ok", "findings", "error"]:
         return "findings" if self.findings else "ok"

@@ -3,12 +3,19 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import Literal
+from math import prod
+from typing import TYPE_CHECKING, Literal
 
 from gptcli import count
 from gptcli.layout import AXES, Param, Place
 from gptcli.report import ModelFacts, Report
+from gptcli.report.cards import Card, Count, explained, in_name, rounded
 from gptcli.source import Model
+from gptcli.spec import Experts, Spec
+
+if TYPE_CHECKING:
+    from gptcli.checkpoint.safetensors import TensorInfo
+    from gptcli.report.costs import Costs, Workload
 
 By = Literal["component", "layer", "tensor"]
 
@@ -34,14 +41,20 @@ class Row:
 
 @dataclass(frozen=True)
 class Totals:
-    """total = unique: distinct numbers; untied: if every name held its own; non_embedding: layers and final norm.
+    """total = unique: distinct numbers, of packed weights as they are unpacked; the rest are other ways to count.
 
-    layers: the layers alone; nanogpt: all but the position table, as nanoGPT reports it.
+    stored: elements of the file's tensors, packed ones and a tied head's copy as they lie there (null without a file);
+    logical: the same unpacked; untied: if every name held its own; active: what one token meets, of experts those that
+    it takes; non_embedding: layers and final norm; layers: the layers alone; nanogpt: all but the position table, as
+    nanoGPT reports it.
     """
 
     total: int
     unique: int
+    stored: int | None
+    logical: int
     untied: int
+    active: int
     non_embedding: int
     layers: int
     nanogpt: int
@@ -49,37 +62,124 @@ class Totals:
 
 @dataclass(kw_only=True)
 class ParamsReport(Report):
+    """counts: the ways to count that give different numbers, the total first; cards: numbers that the model's name or
+    its card states, and which count gives them; file_bytes: of a checkpoint's tensors as they lie, where that is not
+    `bytes`; packed: how a quantised one is; costs: of a run, where one was described.
+    """
+
     schema = "gptcli.params/1"
     model: ModelFacts
     by: By
     parameters: Totals
+    counts: list[Count]
+    cards: list[Card]
     rows: list[Row]
     bytes: int
+    file_bytes: int | None
+    packed: str
     buffers: list[str]
+    costs: "Costs | None"
 
 
-def params_report(model: Model, by: By, dtype: str, full: bool) -> ParamsReport:
-    """Counts by component, layer or tensor. full: layers that are alike are not folded."""
+def params_report(
+    model: Model, by: By, dtype: str, full: bool, workload: "Workload | None" = None, card: str | None = None
+) -> ParamsReport:
+    """Counts by component, layer or tensor. full: layers that are alike are not folded.
+
+    workload: a run whose costs are wanted; card: a number that a model card states. Raises GptcliError.
+    """
     dtype = count.dtype_name(dtype, model.stored_dtype)
-    params = model.layout
-    total = count.total(params)
-    layers = sum(p.size for p in params if count.component(p.name) == "layers")
-    counter = _Counter(total, count.ITEM_BYTES[dtype])
+    params, item_bytes = model.layout, count.ITEM_BYTES[dtype]
+    totals = _totals(model)
+    counter = _Counter(totals.total, item_bytes)
+    counts, costs = list(_counts(totals, model.spec)), None
+    if workload is not None:
+        from gptcli.report.costs import costs_of
+
+        costs = costs_of(model, workload, dtype, totals.total * item_bytes)
+    file_bytes = _file_bytes(model)
     return ParamsReport(
         model=model.facts(dtype),
         by=by,
-        parameters=Totals(
-            total=total,
-            unique=total,
-            untied=count.untied(params),
-            non_embedding=count.non_embedding(params),
-            layers=layers,
-            nanogpt=count.without_positions(params),
-        ),
+        parameters=totals,
+        counts=counts,
+        cards=list(_cards(model, totals, counts, card)),
         rows=list(counter.rows(params, by, full)),
-        bytes=total * count.ITEM_BYTES[dtype],
+        bytes=totals.total * item_bytes,
+        file_bytes=file_bytes if file_bytes != totals.total * item_bytes else None,
+        packed=model.checkpoint.packing.said if model.checkpoint and model.checkpoint.packing else "",
         buffers=model.checkpoint.binding.buffers if model.checkpoint else [],
+        costs=costs,
     )
+
+
+def _totals(model: Model) -> Totals:
+    params = model.layout
+    total, logical, stored = count.total(params), None, None
+    if model.checkpoint is not None:
+        packing = model.checkpoint.packing
+        logical = sum(prod(info.shape) for info in _weights(model).values())
+        stored = logical - packing.count + packing.stored if packing else logical
+    return Totals(
+        total=total,
+        unique=total,
+        stored=stored,
+        logical=total if logical is None else logical,
+        untied=count.untied(params),
+        active=count.active(params, model.spec),
+        non_embedding=count.non_embedding(params),
+        layers=sum(p.size for p in params if count.component(p.name) == "layers"),
+        nanogpt=count.without_positions(params),
+    )
+
+
+def _weights(model: Model) -> dict[str, "TensorInfo"]:
+    """The file's tensors that are the model's: no buffers, and nothing of other parts."""
+    binding = model.checkpoint.binding
+    apart = {*binding.buffers, *binding.unused}
+    return {name: info for name, info in model.checkpoint.infos.items() if name not in apart}
+
+
+def _file_bytes(model: Model) -> int | None:
+    """Bytes of the model's tensors as they lie in the file; None without one."""
+    if model.checkpoint is None:
+        return None
+    packing = model.checkpoint.packing
+    packed = packing.weights if packing else {}
+    plain = sum(info.end - info.start for name, info in _weights(model).items() if name not in packed)
+    return plain + (packing.bytes if packing else 0)
+
+
+def _counts(totals: Totals, spec: Spec) -> Iterator[Count]:
+    """The ways to count whose number differs from the total's, and the total."""
+    experts = [here.mlp for here, _ in count.kinds(spec) if isinstance(here.mlp, Experts)]
+    taken = f"{experts[0].top_k} of {experts[0].n_experts} experts a layer" if experts else ""
+    ways = (
+        ("total", totals.total, "each distinct weight once"),
+        ("stored", totals.stored, "the elements of the file's tensors"),
+        ("logical", totals.logical, "the file's weights unpacked, copies too"),
+        ("active", totals.active, f"what a token meets, {taken}"),
+        ("untied", totals.untied, "the head counted too"),
+        ("non-embedding", totals.non_embedding, "layers and final norm"),
+        ("nanoGPT's convention", totals.nanogpt, "no positions"),
+    )
+    for name, number, what in ways:
+        if name == "total" or number not in (None, totals.total):
+            yield Count(name, number, rounded(number), what)
+
+
+def _cards(model: Model, totals: Totals, counts: list[Count], card: str | None) -> Iterator[Card]:
+    """What the model's name and its card state, each with the counts that give it."""
+    said = [(size, "name") for size in in_name(model.spec.name)]
+    said += [(card, "card")] if card is not None else []
+    if not said:
+        return
+    experts = next((here.mlp.n_experts for here, _ in count.kinds(model.spec) if isinstance(here.mlp, Experts)), 1)
+    with_one = count.with_one_expert(model.layout)
+    # A file may hold more or less than the model: no card speaks of that.
+    ways = [one for one in counts if one.name not in ("stored", "logical")]
+    for size, where in said:
+        yield explained(size, where, ways, experts, with_one)
 
 
 @dataclass(frozen=True)
