@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from gptcli.checkpoint.bind import Binding
     from gptcli.checkpoint.files import Files
+    from gptcli.checkpoint.gguf import Gguf
     from gptcli.checkpoint.packed import Packing
     from gptcli.checkpoint.safetensors import TensorInfo
     from gptcli.families import Family
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 EXAMPLE = "cats"
 TRANSLATION = "translate"  # the worked example of a source and its translation
-READERS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt")  # files of weights
+READERS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf")  # files of weights
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +53,7 @@ class Model:
 
     source: where it was found (`shipped`, or a path); notes: what a person should know of how it was read; named: False
     for the worked example that runs when nothing is named; unknown: keys of its config.json that nobody knows; start:
-    the id that a decoder's text begins with, beside an encoder.
+    the id that a decoder's text begins with, beside an encoder; gguf: the header of the .gguf file that it is.
     """
 
     spec: Spec
@@ -66,6 +67,7 @@ class Model:
     notes: list[str] = field(default_factory=list)
     unknown: tuple[str, ...] = ()
     start: int | None = None
+    gguf: "Gguf | None" = None
 
     @property
     def shown(self) -> str:
@@ -84,7 +86,7 @@ class Model:
 
     @cached_property
     def stored_dtype(self) -> str:
-        """The type in which most of the checkpoint's bytes are stored; float32 without a checkpoint."""
+        """The type in which most of the checkpoint's bytes are stored; float32 for packed ones, or without any."""
         if self.checkpoint is None:
             return "float32"
         from gptcli.checkpoint.safetensors import FLOATS
@@ -93,7 +95,7 @@ class Model:
         for name in {bound.stored for bound in self.checkpoint.binding.bounds.values()}:
             info = self.checkpoint.infos[name]
             total[info.dtype] = total.get(info.dtype, 0) + info.end - info.start
-        return FLOATS[max(total, key=total.__getitem__)]
+        return FLOATS.get(max(total, key=total.__getitem__), "float32")
 
     @cached_property
     def tokenizer(self) -> "Tokenizer":
@@ -113,7 +115,10 @@ class Model:
 
         if self.config and self.config.vocabulary:
             return tokens.Words(self.config.vocabulary, self.spec.name, self.named)
-        found = tokens.from_files(self.directory) if self.directory else None
+        if self.gguf:
+            found = tokens.from_gguf(self.gguf)
+        else:
+            found = tokens.from_files(self.directory) if self.directory else None
         if found is None and not self.spec.tokenizer:
             raise GptcliError(f"{self.shown} has no tokenizer", "give --ids 12,45,78", "tokenizer")
         found = found or tokens.from_name(self.spec.tokenizer, offline)
@@ -164,6 +169,9 @@ class Model:
             return Weights.of(self.layout, random_weights(self.spec, self.layout, self.seed, dtype, device))
         from gptcli.model.load import settle_ties, stored_weights
 
+        if self.checkpoint.binding.unread:
+            said = f"{self.checkpoint.path}: {self.checkpoint.binding.unread[0]}"
+            raise GptcliError(said, "convert the model to another type", "dtype")
         packing = self.checkpoint.packing
         if packing:
             packing.refuse_to_run(str(self.checkpoint.path))
@@ -196,7 +204,11 @@ def open_model(
     elif (path := _local(model)) is None:
         opened = _from_hub(model, config, revision, offline, config_only)
     else:
-        if path.is_dir() or path.suffix in READERS:
+        if (file := _gguf_at(path)) is not None:
+            if config is not None:
+                raise GptcliError(f"-c {config}: {file} describes itself", "leave -c out")
+            opened = _from_gguf(file)
+        elif path.is_dir() or path.suffix in READERS:
             opened = _from_checkpoint(path, config)
         elif path.suffix in (".yaml", ".yml", ".json"):
             if config is not None:
@@ -319,6 +331,38 @@ def _from_checkpoint(path: Path, config: str | None, name: str | None = None) ->
         notes=notes,
         unknown=described.unknown,
         start=described.start,
+    )
+
+
+def _gguf_at(path: Path) -> Path | None:
+    """The .gguf file that a path means: itself, or the one in a directory that holds no other weights."""
+    from gptcli.checkpoint import gguf
+
+    if not path.is_dir():
+        return path if path.suffix == gguf.SUFFIX else None
+    others = any(file.suffix in READERS and file.suffix != gguf.SUFFIX for file in path.iterdir())
+    return None if others else gguf.find(path)
+
+
+def _from_gguf(path: Path) -> Model:
+    """A .gguf file, or all the parts of a split one: architecture, weights and tokenizer in one."""
+    from gptcli.checkpoint import gguf
+    from gptcli.checkpoint.bind import bind
+    from gptcli.families.gguf import described
+
+    header = gguf.read_header(path)
+    shapes = {name: info.shape for name, info in header.infos.items()}
+    stem = gguf.PART.sub(r"\g<stem>", path.name).removesuffix(gguf.SUFFIX)
+    found = described(header.metadata, shapes, lambda name: gguf.numbers_of(header.infos[name]), stem, str(path))
+    notes = [f"{path}: unknown keys, not used: {', '.join(found.unknown)}"] if found.unknown else []
+    binding = bind(tuple(layout(found.spec)), header.infos, found.family, str(path))
+    return Model(
+        spec=found.spec,
+        source=str(path),
+        checkpoint=Checkpoint(path=path, infos=header.infos, binding=binding),
+        notes=notes,
+        unknown=found.unknown,
+        gguf=header,
     )
 
 

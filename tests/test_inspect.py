@@ -273,6 +273,13 @@ def expanded(pattern: str) -> list[str]:
     return unfold(pattern, 2 if "{" in pattern else 1)
 
 
+def test_what_is_lost_is_not_told_twice(copy):
+    """Names in wrappers are those of the layout all the same."""
+    here = copy(LLAMA, lambda tensors: {f"module.{name}": x for name, x in tensors.items()})
+    shards(here, 4, lost=(2,))
+    assert codes(look(here)) == ["missing-shard", "lost-tensor"]
+
+
 def test_a_tensor_that_its_shard_does_not_hold(copy):
     here = copy(LLAMA)
     table = shards(here, 2)
@@ -671,6 +678,22 @@ def test_nothing_in_a_pickle_is_run(tmp_path, copy):
     assert (one["verdict"], codes(one)) == ("unsafe", ["foreign-object"]) and "nothing was run" in one["said"]
     assert one["parameters"]["total"] == GPT2_COUNT and one["opaque"]
     run("inspect", here, "--stats", "--hash")
+    assert not (tmp_path / "ran").exists()
+
+
+def test_foreign_objects_in_any_shard(copy, tmp_path):
+    here = copy(LLAMA)
+    table = shards(here, 2)
+    for i, name in enumerate(sorted(set(table.values()))):
+        held = load_file(here / name)
+        (here / name).unlink()
+        more = {"made by": Runs(tmp_path / "ran")} if i else {}
+        torch.save(held | more, here / name.replace("safetensors", "bin"))
+    (here / INDEX).unlink()
+    table = {key: shard.replace("safetensors", "bin") for key, shard in table.items()}
+    (here / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": table}))
+    one = look(here)
+    assert codes(one) == ["foreign-object"] and one["findings"][0]["path"] == "model-00002-of-00002.bin"
     assert not (tmp_path / "ran").exists()
 
 

@@ -603,13 +603,13 @@ def test_a_weight_that_is_not_finite_is_a_finding_that_names_where_it_first_show
 
 
 def test_a_file_of_a_format_that_is_not_read_is_named_as_such(copy, tmp_path):
-    (tmp_path / "model.gguf").write_bytes(b"GGUF\x03\x00\x00\x00" + bytes(16))
-    assert "model.gguf: not a model; give a directory, a file (.safetensors" in refused(
-        "params", tmp_path / "model.gguf"
+    (tmp_path / "model.onnx").write_bytes(b"\x08\x07" + bytes(16))
+    assert "model.onnx: not a model; give a directory, a file (.safetensors" in refused(
+        "params", tmp_path / "model.onnx"
     )
     here = copy(GPT2)
-    (here / WEIGHTS).rename(here / "model.gguf")
-    assert "no weights in this directory (it holds model.gguf, which can't be read)" in refused_model(here)
+    (here / WEIGHTS).rename(here / "model.onnx")
+    assert "no weights in this directory (it holds model.onnx, which can't be read)" in refused_model(here)
 
 
 # The forward pass

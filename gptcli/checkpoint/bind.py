@@ -7,8 +7,9 @@ from fnmatch import fnmatchcase
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
+from gptcli.checkpoint.gguf import UNPACKED
 from gptcli.checkpoint.packed import Spare, Upright
-from gptcli.checkpoint.safetensors import FLOATS, TensorInfo
+from gptcli.checkpoint.safetensors import BITS, FLOATS, TensorInfo
 from gptcli.errors import GptcliError
 from gptcli.families import Family, Stored
 from gptcli.layout import Param
@@ -19,7 +20,8 @@ class Bound(NamedTuple):
 
     Take `item` of the first axis (None: the whole), transpose, then cut the rows. fused says how several parts share
     them: `blocks` (rows start to stop), `heads` (in every parts · group rows, the part-th group of them),
-    or `turns` (every parts-th row from the part-th on).
+    or `turns` (every parts-th row from the part-th on). paired: in every group of rows, neighbours are half a group
+    apart in the parameter; plus: what the stored numbers are more than the parameter's.
     """
 
     stored: str
@@ -31,6 +33,8 @@ class Bound(NamedTuple):
     part: int
     parts: int
     group: int
+    paired: bool = False
+    plus: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,8 +42,8 @@ class Binding:
     """Where every parameter lies: each untied one's Bound, and a tied one's where the file holds it all the same.
 
     copies: parameters that the file holds more than once, each with where it lies again; zeros: the shapes of those
-    that it lacks and that are zeros then; notes: what a person should know of it. Besides, the file's buffers, and its
-    weights that nothing here reads.
+    that it lacks and that are zeros then; notes: what a person should know of it; unread: what is wrong with tensors
+    that can be listed, and not run. Besides, the file's buffers, and its weights that nothing here reads.
     """
 
     bounds: dict[str, Bound]
@@ -49,6 +53,7 @@ class Binding:
     buffers: list[str] = field(default_factory=list)
     unused: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    unread: list[str] = field(default_factory=list)
 
 
 class Fault(NamedTuple):
@@ -96,7 +101,12 @@ def compare(params: Iterable[Param], infos: Mapping[str, TensorInfo], family: Fa
         bounds = [_upright(bound, shape, infos[bound.stored]) for bound, shape in places]
         for bound, shape in bounds:
             used.add(bound.stored)
-            faults += _misfit(bound.stored, infos[bound.stored], param, shape)
+            info = infos[bound.stored]
+            misfit = _misfit(bound.stored, info, param, shape)
+            if info.dtype in BITS or info.shape != shape:
+                faults += misfit
+            else:  # a type that nobody unpacks can be listed all the same
+                found.unread.extend(fault.said for fault in misfit)
         if bounds:
             found.bounds[param.name] = bounds[0][0]
             found.copies.extend((param.name, bound) for bound, _ in bounds[1:])
@@ -134,7 +144,8 @@ def _misfit(stored: str, info: TensorInfo, param: Param, shape: tuple[int, ...])
         said = f"tensor {stored!r} is {list(info.shape)}, but {param.name} needs {list(shape)}"
         return [Fault("shape", stored, said, param.name, info.shape, shape)]
     said = f"tensor {stored!r} is {info.dtype}, which holds no weights that can be run"
-    return [] if info.dtype in FLOATS else [Fault("dtype", stored, said, param.name, info.shape, shape)]
+    known = info.dtype in FLOATS or info.dtype in UNPACKED
+    return [] if known else [Fault("dtype", stored, said, param.name, info.shape, shape)]
 
 
 def _missing(param: Param, own: tuple[Bound, tuple[int, ...]], copies: list[tuple[Bound, tuple[int, ...]]]) -> Fault:
@@ -251,7 +262,8 @@ class _Names:
         ending = {"weight": stored.leaves[0], "bias": stored.leaves[1], "": ""}[leaf]
         name = stored.name + ending
         stop = start + param.shape[0]
-        bound = Bound(_filled(name, numbers), item, transposed, stored.fused, start, stop, part, parts, param.head_dim)
+        rows, share = (start, stop), (part, parts, param.head_dim)
+        bound = Bound(_filled(name, numbers), item, transposed, stored.fused, *rows, *share, stored.paired, stored.plus)
         place = _Place(bound, shape, stored.outside)
         if len(stems) == 1 and item is None and copy is None:  # nothing else in its layer has a say
             self.alike[template, param.shape, param.head_dim] = name, place

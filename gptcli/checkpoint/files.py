@@ -131,6 +131,11 @@ def read_tensors(files: Files) -> dict[str, TensorInfo]:
     return infos
 
 
+def bare(name: str) -> str:
+    """A tensor's name as it was before any wrapper."""
+    return ".".join(part for part in name.split(".") if part not in WRAPPERS)
+
+
 def unwrapped(infos: dict[str, TensorInfo]) -> tuple[dict[str, TensorInfo], tuple[str, ...]]:
     """The tensors under the names that they had before any wrapper, and the wrappers' words that were taken off."""
     text = "\n".join(infos)
@@ -139,9 +144,8 @@ def unwrapped(infos: dict[str, TensorInfo]) -> tuple[dict[str, TensorInfo], tupl
     found: dict[str, TensorInfo] = {}
     taken: dict[str, None] = {}
     for name, info in infos.items():
-        parts = name.split(".")
-        clean = ".".join(part for part in parts if part not in WRAPPERS)
-        taken |= dict.fromkeys(part for part in parts if part in WRAPPERS)
+        clean = bare(name)
+        taken |= dict.fromkeys(part for part in name.split(".") if part in WRAPPERS)
         if clean in found:
             raise GptcliError(
                 f"tensors {found[clean].key!r} and {name!r} are one once wrappers are taken off", code="corrupt"

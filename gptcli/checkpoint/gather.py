@@ -49,15 +49,17 @@ class Held:
 class Gathered:
     """What is in a directory, or in one file.
 
-    infos: the model's tensors, by their names without wrappers; a shard that can't be read has none. index: its name;
-    lost: why tensors are not to be had, by their own names: those that the index names and no readable file holds, and
-    those that their file is too short for. pickled: the first PyTorch file, listed. beside: weights that are not read;
-    leftovers: what a trainer keeps there. metadata: what the safetensors files say of themselves, a key with several
-    values once a value. lays: of tensors whose numbers don't lie in order, by their own names.
+    chosen: the files of weights, held: those that could be read. infos: the model's tensors, by their names without
+    wrappers. index: its name; absent: shards that it names and that are not there; lost: why tensors are not to be had,
+    by their own names: the index names them and no readable file holds them, or their file is too short. beside:
+    weights that are not read; leftovers: what a trainer keeps there. metadata: what the safetensors files say of
+    themselves, a key with several values once a value. lays: of tensors whose numbers don't lie in order, by their own
+    names. pickled: the first PyTorch file, listed; foreign: what torch's weights-only loader would refuse, by file.
     """
 
     path: Path
     directory: Path
+    chosen: tuple[Path, ...] = ()
     held: list[Held] = field(default_factory=list)
     infos: dict[str, TensorInfo] = field(default_factory=dict)
     wrappers: tuple[str, ...] = ()
@@ -69,6 +71,7 @@ class Gathered:
     metadata: dict[str, list[str]] = field(default_factory=dict)
     lays: dict[str, Lay] = field(default_factory=dict)
     pickled: "Pickled | None" = None
+    foreign: dict[str, list[str]] = field(default_factory=dict)
     faults: list[Fault] = field(default_factory=list)
 
     def fault(self, code: str, said: str, place: str | Path) -> None:
@@ -77,9 +80,7 @@ class Gathered:
     @property
     def weights(self) -> Path | None:
         """The first file of weights, read or not."""
-        return self.held[0].path if self.held else self._named[0] if self._named else None
-
-    _named: tuple[Path, ...] = ()
+        return self.held[0].path if self.held else next(iter(self.chosen), None)
 
 
 def gather(path: Path) -> Gathered:
@@ -87,8 +88,7 @@ def gather(path: Path) -> Gathered:
     is_directory = path.is_dir()
     found = Gathered(path=path, directory=path if is_directory else path.parent)
     files = _of_directory(found) if is_directory else _of_file(found)
-    found._named = files.weights
-    found.absent = list(files.absent)
+    found.chosen, found.absent = files.weights, list(files.absent)
     infos = _tensors(found, files)
     try:
         found.infos, found.wrappers = unwrapped(infos)
@@ -229,6 +229,8 @@ def _read(found: Gathered, path: Path) -> dict[str, TensorInfo]:
         found.pickled = found.pickled or pickled
         tensors, form = pickled.model, pickled.form
         found.lays |= _lays(pickled)
+        if pickled.foreign:
+            found.foreign[path.name] = pickled.foreign
     else:
         tensors, form = _noted(found, safetensors.read(path)), "safetensors"
     found.held.append(Held(path=path, form=form, bytes=path.stat().st_size, tensors=len(tensors)))

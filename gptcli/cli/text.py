@@ -137,10 +137,11 @@ def _encoded(model: Model, text: str, read: "TextOptions", has_source: bool) -> 
     from gptcli.tokens import Rule
     from gptcli.tokens.chat import chat_text
 
-    if model.directory is None:
+    source = model.gguf or model.directory
+    if source is None:
         raise GptcliError("--chat: this model has no chat template", "name a checkpoint's directory by -m", "chat")
     # The template writes the special tokens itself, its BOS among them.
-    return model.tokenizer.marked(chat_text(model.directory, text), Rule(bos=read.bos or False, special=True))
+    return model.tokenizer.marked(chat_text(source, text), Rule(bos=read.bos or False, special=True))
 
 
 def _rule(model: Model, read: "TextOptions") -> "Rule":

@@ -42,7 +42,8 @@ class Stored(NamedTuple):
     them, stacked along its first axis. transposed: matrices lie [in, out]. fused: several stems follow one another
     (`blocks`), follow one another within each head (`heads`), or take turns row by row (`turns`). leaves: what ends the
     names of a weight and of a bias. outside: the family's prefix does not apply. row: a vector lies as the one row of a
-    matrix. absent: a file without it is refused, or means `zeros`.
+    matrix. absent: a file without it is refused, or means `zeros`. paired: the two rows of a head that turn together
+    lie side by side, where ours lie half a head apart. plus: what was added to the weights for the file.
     """
 
     name: str
@@ -52,6 +53,8 @@ class Stored(NamedTuple):
     outside: bool = False
     row: bool = False
     absent: Literal["refused", "zeros"] = "refused"
+    paired: bool = False
+    plus: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,7 @@
-"""A bound checkpoint's tensors: memory-mapped, sliced as views, converted only when another type or device is asked."""
+"""A bound checkpoint's tensors: memory-mapped, sliced as views, converted only when another type or device is asked.
+
+Packed types are unpacked at each reading, and not kept.
+"""
 
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -8,12 +11,15 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from gptcli.checkpoint import gguf
 from gptcli.checkpoint.bind import Binding, Bound
 from gptcli.checkpoint.packed import Packing
 from gptcli.checkpoint.pickled import load as load_pickle
 from gptcli.checkpoint.safetensors import TensorInfo
 from gptcli.layout import Param
+from gptcli.model import ggml
 from gptcli.model.dequantise import dequantised
+from gptcli.model.ops import wide
 from gptcli.model.weights import Lazy
 
 # What may be tied, in a person's words.
@@ -37,6 +43,10 @@ def stored_weights(
 
     def read(info: TensorInfo, stored: str) -> Tensor:
         name = info.key or stored
+        if info.file.suffix == gguf.SUFFIX:
+            if info.file not in files:
+                files[info.file] = ggml.mapped(info.file)
+            return ggml.lying(info, files[info.file])
         if info.file.suffix != ".safetensors":
             return load_pickle(info.file)[name]
         if info.file not in files:
@@ -47,17 +57,27 @@ def stored_weights(
         weight = packed[bound.stored]
         return dequantised(weight, bound, lambda role: read(weight.parts[role], role).to(at), cut, dtype).to(device)
 
-    def maker(bound: Bound) -> Callable[[], Tensor]:
-        if bound.stored in packed:
-            return lambda: unpack(bound)
-        return lambda: cut(read(infos[bound.stored], bound.stored), bound).to(device, dtype)
+    def maker(bound: Bound) -> Callable[..., Tensor]:
+        def make(ids: Tensor | None = None) -> Tensor:
+            """The whole, or these rows of a table."""
+            info = infos[bound.stored]
+            tensor = cut(read(info, bound.stored), bound)
+            tensor = tensor if ids is None else tensor[ids.cpu()]
+            if info.dtype in gguf.UNPACKED:
+                tensor = ggml.dequantised(tensor, info.dtype, dtype)
+            if bound.plus:
+                tensor = tensor.to(wide(dtype)) - bound.plus
+            return tensor.to(device, dtype)
+
+        return (lambda: unpack(bound)) if bound.stored in packed else make
 
     def zeros(shape: tuple[int, ...]) -> Callable[[], Tensor]:
         return lambda: torch.zeros(shape, dtype=dtype, device=device)
 
     bounds = binding.bounds | {_again(bound): bound for _, bound in binding.copies}
     lacking = {name: zeros(shape) for name, shape in binding.zeros.items()}
-    return Lazy({name: maker(bound) for name, bound in bounds.items()} | lacking)
+    passing = {name for name, bound in bounds.items() if infos[bound.stored].dtype in gguf.UNPACKED}
+    return Lazy({name: maker(bound) for name, bound in bounds.items()} | lacking, passing)
 
 
 def _again(bound: Bound) -> str:
@@ -72,7 +92,12 @@ def cut(tensor: Tensor, bound: Bound) -> Tensor:
     if bound.fused == "heads":
         grouped = tensor.unflatten(0, (-1, bound.parts, bound.group))  # [H · parts · D, …] → [H, parts, D, …]
         return grouped[:, bound.part].flatten(0, 1)  # → [H · D, …]
-    return tensor[bound.part :: bound.parts] if bound.fused == "turns" else tensor[bound.start : bound.stop]
+    tensor = tensor[bound.part :: bound.parts] if bound.fused == "turns" else tensor[bound.start : bound.stop]
+    if bound.paired:
+        return (
+            tensor.unflatten(0, (-1, bound.group // 2, 2)).transpose(1, 2).flatten(0, 2)
+        )  # [H, D/2, 2, …] → [H · D, …]
+    return tensor
 
 
 def settle_ties(weights: Lazy, binding: Binding, params: Iterable[Param]) -> list[str]:

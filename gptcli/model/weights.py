@@ -1,6 +1,6 @@
 """A scoped view over any mapping from a weight's path to its tensor."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from typing import Any
 
 from torch import Tensor
@@ -41,19 +41,32 @@ class Weights:
 
     def rows(self, name: str, ids: Tensor) -> Tensor:
         """The rows `ids` [...] of a table: [..., C]. Nothing else of the table need be read."""
-        return self[name][ids]
+        path = self._path(name)
+        if isinstance(self.tensors, Lazy):
+            return self.tensors.rows(path, ids)
+        return self.tensors[path][ids]
 
 
 class Lazy(Mapping[str, Tensor]):
-    """Tensors made when they are first read, and kept."""
+    """Tensors made when they are first read, and kept.
 
-    def __init__(self, makers: Mapping[str, Callable[[], Tensor]]):
-        self.makers, self.made = makers, {}
+    makers: of the whole tensor, or, given ids, of those rows alone; fleeting: names of which nothing is kept, for they
+    take far more room than what they are made of.
+    """
+
+    def __init__(self, makers: Mapping[str, Callable[..., Tensor]], fleeting: Container[str] = ()):
+        self.makers, self.fleeting, self.made = makers, fleeting, {}
 
     def __getitem__(self, name: str) -> Tensor:
+        if name in self.fleeting:
+            return self.makers[name]()
         if name not in self.made:
             self.made[name] = self.makers[name]()
         return self.made[name]
+
+    def rows(self, name: str, ids: Tensor) -> Tensor:
+        """The rows `ids` of a table; of a fleeting one nothing else is made."""
+        return self.makers[name](ids) if name in self.fleeting else self[name][ids]
 
     def __contains__(self, name: Any) -> bool:
         return name in self.makers

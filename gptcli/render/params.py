@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from gptcli.render.screen import Part, Screen, short
 from gptcli.report.cards import Card
-from gptcli.report.params import ParamsReport, Totals
+from gptcli.report.params import AS_STORED, ParamsReport, Totals
 
 
 def draw(report: ParamsReport, screen: Screen) -> None:
@@ -18,7 +18,8 @@ def draw(report: ParamsReport, screen: Screen) -> None:
         style, stored = ("dim", "") if row.tied_to else ("", f"{row.bytes / size:,.2f}")
         if tensors:
             shape = f"[{','.join(row.axes)}] [{','.join(map(str, row.shape))}]"
-            rows.append([(name, style), shape, f"{row.parameters:,}", stored])
+            kinds = [", ".join(row.stored)] if report.types else []
+            rows.append([(name, style), shape, *kinds, f"{row.parameters:,}", stored])
         else:
             each, share = f"{row.each:,}" if row.times > 1 else "", "" if row.tied_to else f" {100 * row.share:.2f} %"
             rows.append([(name, style), f" {each}", f" {row.parameters:,}", share, f" {stored}"])
@@ -26,10 +27,12 @@ def draw(report: ParamsReport, screen: Screen) -> None:
     whole = f"{report.bytes / size:,.2f}"
     for name, count, stored in (("total", totals.total, whole), *((view.name, view.count, "") for view in views)):
         rounded = f"({short(count)})" if count >= 10**6 else ""
-        counts = [rounded, f"{count:,}"] if tensors else ["", f" {count:,}", rounded]
+        blank = [""] if tensors and report.types else []
+        counts = [*blank, rounded, f"{count:,}"] if tensors else ["", f" {count:,}", rounded]
         rows.append([(name, "bold" if name == "total" else "dim"), *counts, stored])
     if tensors:
-        screen.table(rows, ("tensor", "shape", "parameters", unit), right=(2, 3))
+        kinds = ["stored"] if report.types else []
+        screen.table(rows, ("tensor", "shape", *kinds, "parameters", unit), right=(2 + len(kinds), 3 + len(kinds)))
     else:
         # Columns stand two blanks apart, but a count and its short form one: 124,439,808 (124.44M).
         header = (report.by, " each", " parameters", " share", f" {unit} ({model.dtype})")
@@ -42,6 +45,12 @@ def draw(report: ParamsReport, screen: Screen) -> None:
     for card in report.cards:
         screen.flow(_card(card, totals), gap=" · ")
     screen.flow([[(chunk, "dim")] for chunk in _bytes(report)], gap=" · ")
+    if report.types:
+        screen.line()
+        cells = [[one.type, f"{one.tensors:,}", f"{one.numbers:,}", f"{one.bits:.2f}", f"{one.bytes / size:,.2f}"]
+                  for one in report.types]  # fmt: skip
+        cells.append(["as bfloat16", "", "", "16.00", f"{report.bf16_bytes / size:,.2f}"])
+        screen.table(cells, ("stored as", "tensors", "numbers", "bits a weight", unit), right=(1, 2, 3, 4))
     if report.buffers:
         screen.line((f"buffers, not counted: {len(report.buffers)} ({report.buffers[0]} …)", "dim"))
     if report.costs is not None:
@@ -52,7 +61,7 @@ def draw(report: ParamsReport, screen: Screen) -> None:
 
 def _bytes(report: ParamsReport) -> Iterator[str]:
     """The weights' exact bytes, and the file's where they differ."""
-    yield f"{report.bytes:,} bytes in {report.model.dtype}"
+    yield f"{report.bytes:,} bytes {'' if report.model.dtype == AS_STORED else 'in '}{report.model.dtype}"
     if report.file_bytes is not None:
         bits = 8 * report.file_bytes / report.parameters.total
         yield f"{report.file_bytes:,} bytes in the file"

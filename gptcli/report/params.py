@@ -1,6 +1,6 @@
 """`params`: what an architecture's weights count and weigh. Loads no torch."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import groupby
 from math import prod
@@ -25,6 +25,7 @@ class Row:
     """One line: `times` alike things of `each` parameters. share is of the total; indent: part of the row above.
 
     axes and shape: of a single tensor, else empty. tied_to: the weight that holds the data; it then counts nothing.
+    stored: the types in which a .gguf file holds it.
     """
 
     name: str
@@ -37,6 +38,18 @@ class Row:
     axes: list[str]
     shape: list[int]
     tied_to: str = ""
+    stored: list[str]
+
+
+@dataclass(frozen=True)
+class StoredAs:
+    """What a .gguf file holds in one type: how many tensors and numbers, bits a number, and bytes."""
+
+    type: str
+    tensors: int
+    numbers: int
+    bits: float
+    bytes: int
 
 
 @dataclass(frozen=True)
@@ -64,7 +77,8 @@ class Totals:
 class ParamsReport(Report):
     """counts: the ways to count that give different numbers, the total first; cards: numbers that the model's name or
     its card states, and which count gives them; file_bytes: of a checkpoint's tensors as they lie, where that is not
-    `bytes`; packed: how a quantised one is; costs: of a run, where one was described.
+    `bytes`; packed: how a quantised one is; types: by stored type, the most bytes first, then `all`, for a .gguf file;
+    bf16_bytes: of all of it as bfloat16; costs: of a run, where one was described.
     """
 
     schema = "gptcli.params/1"
@@ -77,8 +91,13 @@ class ParamsReport(Report):
     bytes: int
     file_bytes: int | None
     packed: str
+    bf16_bytes: int
+    types: list[StoredAs]
     buffers: list[str]
     costs: "Costs | None"
+
+
+AS_STORED = "as stored"
 
 
 def params_report(
@@ -88,15 +107,17 @@ def params_report(
 
     workload: a run whose costs are wanted; card: a number that a model card states. Raises GptcliError.
     """
-    dtype = count.dtype_name(dtype, model.stored_dtype)
-    params, item_bytes = model.layout, count.ITEM_BYTES[dtype]
-    totals = _totals(model)
-    counter = _Counter(totals.total, item_bytes)
-    counts, costs = list(_counts(totals, model.spec)), None
+    params, kinds = model.layout, _stored_types(model)
+    as_stored = bool(kinds) and dtype == "auto"
+    dtype = AS_STORED if as_stored else count.dtype_name(dtype, model.stored_dtype)
+    sizes = {name: info.bytes for name, info in kinds.items()} if as_stored else {}
+    totals, types = _totals(model), {name: info.type for name, info in kinds.items()}
+    counter = _Counter(totals.total, 0 if as_stored else count.ITEM_BYTES[dtype], sizes, types)
+    counts, costs, size = list(_counts(totals, model.spec)), None, counter.bytes(params)
     if workload is not None:
         from gptcli.report.costs import costs_of
 
-        costs = costs_of(model, workload, dtype, totals.total * item_bytes)
+        costs = costs_of(model, workload, "bfloat16" if as_stored else dtype, size)
     file_bytes = _file_bytes(model)
     return ParamsReport(
         model=model.facts(dtype),
@@ -105,9 +126,11 @@ def params_report(
         counts=counts,
         cards=list(_cards(model, totals, counts, card)),
         rows=list(counter.rows(params, by, full)),
-        bytes=totals.total * item_bytes,
-        file_bytes=file_bytes if file_bytes != totals.total * item_bytes else None,
+        bytes=size,
+        file_bytes=file_bytes if file_bytes != size else None,
         packed=model.checkpoint.packing.said if model.checkpoint and model.checkpoint.packing else "",
+        bf16_bytes=totals.total * count.ITEM_BYTES["bfloat16"],
+        types=_by_type(model, kinds),
         buffers=model.checkpoint.binding.buffers if model.checkpoint else [],
         costs=costs,
     )
@@ -182,13 +205,46 @@ def _cards(model: Model, totals: Totals, counts: list[Count], card: str | None) 
         yield explained(size, where, ways, experts, with_one)
 
 
+def _stored_types(model: Model) -> dict[str, StoredAs]:
+    """How a .gguf file stores each parameter; a part of a larger tensor takes its share of the bytes."""
+    if model.gguf is None:
+        return {}
+    found, params = {}, {p.name: p for p in model.layout}
+    for name, bound in model.checkpoint.binding.bounds.items():
+        info = model.checkpoint.infos[bound.stored]
+        bits = 8 * (info.end - info.start) / max(prod(info.shape), 1)
+        size = prod(params[name].shape)
+        found[name] = StoredAs(info.dtype, 1, size, bits, round(size * bits / 8))
+    return found
+
+
+def _by_type(model: Model, kinds: dict[str, StoredAs]) -> list[StoredAs]:
+    """The same, summed up; a tensor of which several parameters are parts counts once."""
+
+    def summed(kind: str, names: list[str]) -> StoredAs:
+        numbers, size = sum(kinds[name].numbers for name in names), sum(kinds[name].bytes for name in names)
+        tensors = len({model.checkpoint.binding.bounds[name].stored for name in names})
+        return StoredAs(kind, tensors, numbers, 8 * size / numbers, size)
+
+    types = dict.fromkeys(one.type for one in kinds.values())
+    found = [summed(kind, [name for name in kinds if kinds[name].type == kind]) for kind in types]
+    return [*sorted(found, key=lambda one: -one.bytes), summed("all", list(kinds))] if found else []
+
+
 @dataclass(frozen=True)
 class _Counter:
+    """item_bytes: of one number; or, of a packed file, sizes: the bytes of each weight. types: as it stores them."""
+
     total: int
     item_bytes: int
+    sizes: dict[str, int]
+    types: dict[str, str]
 
-    def row(self, name: str, params: list[Param], times: int = 1, indent: int = 0) -> Row:
-        """`times` things, each made of these params."""
+    def bytes(self, params: Iterable[Param]) -> int:
+        return sum(self.sizes.get(p.name, 0) if self.sizes else p.size * self.item_bytes for p in params)
+
+    def row(self, name: str, params: list[Param], every: list[Param], times: int = 1, indent: int = 0) -> Row:
+        """`times` things, each made of these params: of every one of those, under its full name."""
         each = sum(p.size for p in params)
         only = params[0] if len(params) == 1 else None
         return Row(
@@ -198,10 +254,11 @@ class _Counter:
             each=each,
             parameters=each * times,
             share=each * times / self.total,
-            bytes=each * times * self.item_bytes,
+            bytes=self.bytes(every),
             axes=[AXES[axis] for axis in only.axes] if only else [],
             shape=list(only.shape) if only else [],
             tied_to=only.tied_to if only else "",
+            stored=sorted({self.types[p.name] for p in every if p.name in self.types}),
         )
 
     def rows(self, params: tuple[Param, ...], by: By, full: bool) -> Iterator[Row]:
@@ -212,7 +269,7 @@ class _Counter:
         for stack, inside in stacks.items():
             apart = len(stacks) > 1 and by != "tensor"
             if apart:
-                yield self.row(stack or "decoder", inside)
+                yield self.row(stack or "decoder", inside, inside)
             for row in self.stack_rows(inside, by, full):
                 yield replace(row, indent=row.indent + 1) if apart else row
 
@@ -221,25 +278,31 @@ class _Counter:
             group = list(group)
             if name == "layers":
                 for first, last, inside in _runs(group, full):
-                    yield from self.layer_rows(first, last, inside, by, Place.of(group[0].name).stack)
+                    every = [p for p in group if first <= Place.of(p.name).layer <= last]
+                    yield from self.layer_rows(first, last, inside, every, by)
             elif by == "tensor":
-                yield from (self.row(p.name, [p]) for p in group)
+                yield from (self.row(p.name, [p], [p]) for p in group)
             else:
-                yield self.row(name, group)
+                yield self.row(name, group, group)
 
-    def layer_rows(self, first: int, last: int, inside: list[Param], by: By, stack: str) -> Iterator[Row]:
-        times = last - first + 1
+    def layer_rows(self, first: int, last: int, inside: list[Param], every: list[Param], by: By) -> Iterator[Row]:
+        """Of a run of alike layers: inside: one's weights, by their names within it; every: all of theirs."""
+        times, stack = last - first + 1, Place.of(every[0].name).stack
+        named: dict[str, list[Param]] = {}
+        for param in every:
+            named.setdefault(Place.of(param.name).name, []).append(param)
         if by == "tensor":
             numbers = f"{first}" if times == 1 else f"{{{first}-{last}}}"
             at = f"{stack}.layers.{numbers}".removeprefix(".")
-            yield from (self.row(f"{at}.{p.name}", [p], times) for p in inside)
+            yield from (self.row(f"{at}.{p.name}", [p], named[p.name], times) for p in inside)
             return
-        yield self.row(f"layer {first + 1}" if times == 1 else f"layers {first + 1}–{last + 1}", inside, times)
+        yield self.row(f"layer {first + 1}" if times == 1 else f"layers {first + 1}–{last + 1}", inside, every, times)
         if by == "component":
             for part in ("attention", "cross-attention", "mlp", "norms"):
                 of_part = [p for p in inside if count.layer_part(p.name) == part]
                 if of_part:
-                    yield self.row(part, of_part, times, indent=1)
+                    theirs = [p for each in of_part for p in named[each.name]]
+                    yield self.row(part, of_part, theirs, times, indent=1)
 
 
 def _runs(params: list[Param], full: bool) -> Iterator[tuple[int, int, list[Param]]]:

@@ -166,5 +166,8 @@ class Token:
 
 # The readers stand in rooms of their own, and are loaded with this one: each imports its library when it is used.
 from gptcli.tokens.files import BytePairs, from_files, from_name  # noqa: E402
+from gptcli.tokens.gguf import from_gguf  # noqa: E402
 
-__all__ = ["BytePairs", "Encoded", "Rule", "Token", "Tokenizer", "Words", "from_files", "from_name", "visible"]
+__all__ = [
+    "BytePairs", "Encoded", "Rule", "Token", "Tokenizer", "Words", "from_files", "from_gguf", "from_name", "visible",
+]  # fmt: skip

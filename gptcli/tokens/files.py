@@ -127,8 +127,11 @@ class Library(Tokenizer):
         return sentence_piece(word)
 
 
-def sentence_processor(path: Path) -> Any:
-    """sentencepiece's reader of a file. Raises GptcliError."""
+def sentence_processor(path: Path, proto: bytes | None = None) -> Any:
+    """sentencepiece's reader of a file. proto: the model itself, where the file holds it in another form.
+
+    Raises GptcliError.
+    """
     try:
         from sentencepiece import SentencePieceProcessor
     except ImportError:
@@ -136,7 +139,8 @@ def sentence_processor(path: Path) -> Any:
             f"{path}: sentencepiece is not installed", "pip install sentencepiece, or give --ids", "tokenizer"
         ) from None
     try:
-        return SentencePieceProcessor(model_file=str(path))
+        given = {"model_file": str(path)} if proto is None else {"model_proto": proto}
+        return SentencePieceProcessor(**given)
     except Exception as error:
         raise GptcliError(
             f"{path}: not a model of sentencepiece ({first_line(error)})", "mend the file", "tokenizer"
@@ -149,8 +153,8 @@ class Sentences(Tokenizer):
     sentinels: how many words `<extra_id_0>`, `<extra_id_1>`, … have an id after the pieces, counted from the end.
     """
 
-    def __init__(self, path: Path, settings: dict[str, Any], sentinels: int = 0):
-        self.run = sentence_processor(path)
+    def __init__(self, path: Path, settings: dict[str, Any], sentinels: int = 0, proto: bytes | None = None):
+        self.run = sentence_processor(path, proto)
         self.name, known = path.name, self.run.get_piece_size()
         self.unknown = self.run.unk_id()
         last = known + sentinels - 1
