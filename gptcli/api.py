@@ -13,7 +13,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from gptcli.model.weights import Weights
+    from gptcli.report.attribution import AttributionReport
     from gptcli.report.forward import ForwardReport
+    from gptcli.report.lens import LensReport, PositionReport
     from gptcli.report.params import By, ParamsReport
     from gptcli.report.score import ScoreReport
     from gptcli.report.topk import TopkReport
@@ -134,3 +136,22 @@ class Opened:
         stack = stack_of(attention, self.spec)
         layers, heads = layers_of(f"L{layer}", stack), heads_of(str(head), stack, attention)
         return trace_report(self._run(text, source), layers, heads, str(position), attention)
+
+    def lens(
+        self, text: Text, position: int | str | None = None, k: int = 5, source: Text | None = None
+    ) -> "LensReport | PositionReport":
+        """The report of `gptcli lens`: of one position with its k best tokens, of a span "3:8", or of "all"."""
+        from gptcli.report.lens import lens_report, position_report
+
+        run = self._run(text, source)
+        if isinstance(position, int):
+            return position_report(run, str(position), k)
+        return lens_report(run, position)
+
+    def attribute(
+        self, text: Text, *words: str, position: int | str = -1, source: Text | None = None
+    ) -> "AttributionReport":
+        """The report of `gptcli trace --attribute`: these tokens' logits, split over what they are made of."""
+        from gptcli.report.attribution import attribution_report
+
+        return attribution_report(self._run(text, source), list(words), str(position))

@@ -2,16 +2,16 @@
 
 import re
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from gptcli import count
 from gptcli.errors import GptcliError
 from gptcli.report import ModelFacts
 from gptcli.source import Model
 from gptcli.tokens import OWN_RULE, Encoded, Rule, Token
-from gptcli.trace import SILENT, Silent
+from gptcli.trace import SILENT, Both, Silent
 
 if TYPE_CHECKING:
     import torch
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from gptcli.model.forward import Inputs
     from gptcli.model.weights import Weights
+    from gptcli.report.edits import Edits
     from gptcli.tokens import Tokenizer
 
 
@@ -27,7 +28,8 @@ class Run:
     """A model with the ids to feed it, one list a text. dtype and device as --dtype and --device name them.
 
     added: which ids the tokenizer's rule put there; source: the texts that an encoder reads, with their own marks;
-    segments: which part of its text each id belongs to; seconds: what the latest forward pass took.
+    segments: which part of its text each id belongs to; edits: what is changed on the way; seconds: what the latest
+    forward pass took.
     """
 
     model: Model
@@ -39,6 +41,8 @@ class Run:
     source: list[list[int]] | None = None
     source_added: list[list[bool]] | None = None
     segments: list[list[int]] | None = None
+    edits: "Edits | None" = field(default=None, init=False)
+    replayed: ClassVar[bool] = False  # it comes out of a file
     seconds: float = field(default=0.0, init=False)
 
     def __post_init__(self):
@@ -98,32 +102,53 @@ class Run:
         kept = [[False] * (width - len(text)) + [True] * len(text) for text in texts]
         return numbers, torch.tensor(kept, device=self.device)
 
-    def forward(self, rows: Literal["last", "all"], probe: Silent = SILENT) -> "Tensor":
-        """Logits [B, T, V], or [B, 1, V] for rows=last. Raises GptcliError for ids that the model can't take."""
+    def forward(self, rows: Literal["last", "all"], probe: Silent = SILENT, head: bool = True) -> "Tensor":
+        """Logits [B, T, V], or [B, 1, V] for rows=last; without the head, final vectors [B, T, C].
+
+        Raises GptcliError for ids that the model can't take, and for an edit that changes nothing.
+        """
         import torch
 
         from gptcli.model.forward import check, forward
 
+        last = rows == "last" and self.edits is not None  # edits count positions from the first
         with torch.inference_mode():
-            inputs = self.inputs(rows)
-            check(inputs, self.model.spec)
+            inputs, spec = self.inputs("all" if last else rows), self.model.spec
+            check(inputs, spec)
             weights = self.weights
+            probe = probe if self.edits is None else Both(self.edits.editor, probe)
             begun = time.perf_counter()
-            logits = forward(inputs, weights, self.model.spec, probe)
+            logits = forward(inputs, weights, spec if head else replace(spec, lm_head=None), probe)
             if self.device.type == "cuda":
                 torch.cuda.synchronize(self.device)
             self.seconds = time.perf_counter() - begun
-        return logits
+        if self.edits is not None and head:
+            self.edits.check()
+        return logits[:, -1:] if last else logits
 
     def column(self, text: int, position: int) -> int:
         """Where a text's position stands among the padded ones."""
         return self.width - len(self.ids[text]) + position
+
+    def holds(self, path: str) -> bool:
+        """Can this activation be had? Of a run, all that the model has."""
+        return True
 
     @property
     def labels(self) -> "Tokenizer | None":
         """What names the text's ids, if a tokenizer is at hand; beside an encoder, its words may be other ones."""
         labels = self.model.labels
         return labels and labels.target
+
+    def find(self, word: str) -> int:
+        """The id that a word means; of a model without a tokenizer, an id itself. Raises GptcliError."""
+        try:
+            return self.model.tokenizer.target.find(word)
+        except GptcliError as error:
+            known = error.code == "tokenizer" and re.fullmatch("[0-9]{1,18}", word)
+            if not known or int(word) >= self.model.spec.vocab_size:
+                raise
+        return int(word)
 
     def masked(self, text: int) -> list[int]:
         """The positions of a text that are to be filled in."""
@@ -139,7 +164,8 @@ class Run:
         return _labelled(self.source or [], self.source_added, self.model.labels)
 
     def facts(self) -> ModelFacts:
-        return self.model.facts(str(self.dtype).removeprefix("torch."), str(self.device))
+        found = self.model.facts(str(self.dtype).removeprefix("torch."), str(self.device))
+        return found if self.edits is None else replace(found, edits=self.edits.said)
 
 
 def decoder_text(model: Model, text: str, rule: Rule = OWN_RULE) -> Encoded:

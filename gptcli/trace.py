@@ -6,7 +6,7 @@ asks for by `selection`. Imports no torch: a probe only hands on what it is give
 """
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
@@ -67,7 +67,8 @@ POINTS = {
 }
 
 # What no tensor of the fused pass holds: computed on the side for who asks.
-ON_THE_SIDE = tuple(path for path in POINTS if path.endswith((".scores", ".pattern", ".sink")))
+BESIDE = ("scores", "pattern", "sink")
+ON_THE_SIDE = tuple(path for path in POINTS if path.rpartition(".")[2] in BESIDE)
 
 
 def points(spec: Spec) -> Iterator[tuple[str, str]]:
@@ -147,10 +148,21 @@ def shapes(spec: Spec, batch: int, length: int, source: int = 0) -> Iterator[tup
 
 
 class Selection(NamedTuple):
-    """Heads and queries whose scores and softmax weights are wanted: slices of the H and T axes."""
+    """Heads and queries whose scores and softmax weights are wanted: slices of the H and T axes.
+
+    each: one head at a time, in order, for who passes them on and holds none.
+    """
 
     heads: slice = slice(None)
     queries: slice = slice(None)
+    each: bool = False
+
+    def parts(self, n_heads: int) -> "Iterator[Selection]":
+        """What is computed at once: all the heads together, or one after the other."""
+        if not self.each:
+            yield self
+        else:
+            yield from (Selection(slice(head, head + 1), self.queries) for head in range(n_heads)[self.heads])
 
 
 EVERYTHING = Selection()
@@ -168,6 +180,16 @@ class Silent:
     def selection(self, name: str) -> Selection | None:
         """Which part of `name` should be computed on the side; None: nobody asked."""
         return None
+
+    def replaces(self, name: str) -> bool:
+        """Does it hand back another tensor for `name`? Asked of scores and pattern, which only then are computed for
+        the run itself.
+        """
+        return False
+
+    def replace(self, name: str, x: Any) -> Any:
+        """Scores or pattern, of every head and query, as the run goes on with them."""
+        return x
 
 
 SILENT = Silent()
@@ -204,3 +226,57 @@ class Recorder(Silent):
 
     def selection(self, name: str) -> Selection | None:
         return self.select if self.wants(name) else None
+
+
+Change = Callable[[Any], Any]
+
+
+class Editor(Silent):
+    """A probe that replaces what goes by: of each path, the changes that are made to it, one after the other.
+
+    A change takes a tensor and gives a new one; the old one it leaves as it is, for other activations may be the same
+    tensor.
+    """
+
+    def __init__(self, changes: Mapping[str, Sequence[Change]], scope: str = ""):
+        self.changes, self.scope = changes, scope
+
+    def __call__(self, name: str, x: Any) -> Any:
+        # Of what is computed on the side, what is shown comes from what was replaced.
+        return x if name in BESIDE else self.replace(name, x)
+
+    def at(self, scope: str) -> "Editor":
+        return Editor(self.changes, f"{self.scope}{scope}.")
+
+    def replaces(self, name: str) -> bool:
+        return self.scope + name in self.changes
+
+    def replace(self, name: str, x: Any) -> Any:
+        for change in self.changes.get(self.scope + name, ()):
+            x = change(x)
+        return x
+
+
+class Both(Silent):
+    """Two probes, one after the other: the second sees what the first hands back.
+
+    At most one of them may ask for a part of scores and pattern: both would be shown the same part.
+    """
+
+    def __init__(self, first: Silent, second: Silent):
+        self.first, self.second = first, second
+
+    def __call__(self, name: str, x: Any) -> Any:
+        return self.second(name, self.first(name, x))
+
+    def at(self, scope: str) -> "Both":
+        return Both(self.first.at(scope), self.second.at(scope))
+
+    def selection(self, name: str) -> Selection | None:
+        return self.first.selection(name) or self.second.selection(name)
+
+    def replaces(self, name: str) -> bool:
+        return self.first.replaces(name) or self.second.replaces(name)
+
+    def replace(self, name: str, x: Any) -> Any:
+        return self.second.replace(name, self.first.replace(name, x))

@@ -225,7 +225,7 @@ CASES = [
     Case("path mistyped", ["trace", "--at", "layers.0.attn.patern"], ['you mean "layers.0.attn.pattern"?', "--list"]),
     Case("path beyond", ["trace", "--at", "layers.2.attn.z"], ["layers.2.attn.z", "no such activation"]),
     Case("path of a weight", ["trace", "--at", "layers.0.attn.q.weight"], ['did you mean "layers.0.attn.q"?']),
-    Case("pattern for a path", ["trace", "--at", "layers.*.attn.z"], ["layers.*.attn.z", "no such activation"]),
+    Case("pattern for a path", ["trace", "--at", "layers.*.attn.z"], ["layers.*.attn.z", "2 activations"]),
     Case("empty path", ["trace", "--at", ""], ["--at", "no such activation"]),
     Case("head beyond, by its short name", ["trace", "--at", "L0H2"], ["2 heads"]),
     Case("layer beyond, by its short name", ["trace", "--at", "L9H0"], ["2 layers"]),

@@ -19,6 +19,7 @@ from gptcli.model.forward import Inputs, forward
 from gptcli.model.ops import frequencies
 from gptcli.source import open_model
 from gptcli.spec import LinearScaling, Llama3Scaling, LongRopeScaling, NoScaling, Rope
+from tests.command import gptcli as run
 from tests.converted import convert, exact_toy
 from tests.oracle import CPU, assert_near, in_float64
 
@@ -480,3 +481,23 @@ def test_a_header_is_read_without_torch_or_numpy(written, words):
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert ran.stdout and ran.stderr == "[] 0\n"
+
+
+def test_inspect_says_what_a_file_is_and_whether_it_is_whole(tmp_path):
+    """By the model's own numbers; a weight of a packed type has the statistics of its unpacked numbers."""
+    exact_toy(SMALL | {"model_type": "llama"}, tmp_path / "toy")
+    path = convert(tmp_path / "toy", tmp_path / "toy.gguf")
+    report = run("inspect", path, "--stats", "--json")
+    assert report.status == 0
+    [found] = report.json["checkpoints"]
+    assert found["verdict"] == "whole" and found["format"] == "GGUF" and found["families"] == ["llama"]
+    model = open_model(str(path))
+    told = {value["path"]: value["value"] for value in found["values"]}
+    assert (told["hidden_size"], told["n_layers"], told["attention.n_kv_heads"]) == (24, 3, 2)
+    means = {row["stored"]: row["mean"] for row in found["statistics"]}
+    stored = model.weights(torch.float64, CPU)["layers.0.mlp.up.weight"]
+    assert means["blk.0.ffn_up.weight"] == pytest.approx(float(stored.mean()), abs=1e-9)
+    cut = tmp_path / "cut.gguf"
+    cut.write_bytes(path.read_bytes()[:-100])
+    ran = run("inspect", cut, "-q")
+    assert ran.status == 1 and ran.out.startswith("corrupt:") and ran.out.count("\n") == 1

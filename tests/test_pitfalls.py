@@ -578,26 +578,27 @@ def test_a_training_checkpoint_shows_its_sections_and_its_model_is_used(section,
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 @pytest.mark.parametrize(
-    "name, first",
+    "name, first, weight",
     [
-        ("transformer.h.0.attn.c_proj.weight", "layers.0.resid_post"),
-        ("transformer.h.1.mlp.c_fc.bias", "layers.1.resid_post"),
-        ("transformer.ln_f.bias", "final_norm"),
+        ("transformer.h.0.attn.c_proj.weight", "layers.0.attn_out", "layers.0.attn.o.weight[3, 0]"),
+        ("transformer.h.1.mlp.c_fc.bias", "layers.1.mlp.up", "layers.1.mlp.up.bias[3]"),
+        ("transformer.ln_f.bias", "final_norm", "final_norm.bias[3]"),
     ],
 )
-def test_a_weight_that_is_not_finite_is_a_finding_that_names_where_it_first_shows(bad, name, first, copy):
+def test_a_weight_that_is_not_finite_is_a_finding_that_names_where_it_first_shows(bad, name, first, weight, copy):
+    """Every weight, and what else may overflow: test_first_nan.py."""
+
     def spoil(tensors):
         tensors[name].view(-1)[3] = bad
         return tensors
 
     here = copy(GPT2, spoil)
-    ran = run("forward", "-m", here, *FED, "--json")
-    assert ran.status == 1 and ran.json["status"] == "findings"
-    assert ran.json["findings"] == [{"code": "not-finite", "message": f"{first} holds NaN or infinity", "path": first}]
-    inner = run("forward", "-m", here, *FED, "--json", "--stages").json["findings"][0]["path"]
-    assert inner in {"layers.0.attn_out", "layers.1.mlp.up", "final_norm"}
-    for command in ("topk", "score", "trace"):  # the walk of a layer that is sound is no pardon
-        assert run(command, "-m", here, *FED).status == 1
+    for command in ("forward", "topk", "score", "trace"):  # the walk of a layer that is sound is no pardon
+        ran = run(command, "-m", here, *FED, "--json")
+        assert ran.status == 1 and ran.json["status"] == "findings"
+        [finding] = ran.json["findings"]
+        assert (finding["code"], finding["path"]) == ("not-finite", first)
+        assert f"weight {weight} is " in finding["message"]
     at = run("trace", "-m", here, *FED, "--at", first, "--json")
     assert at.status == 1 and [finding["code"] for finding in at.json["findings"]] == ["not-finite"]
 

@@ -1,8 +1,8 @@
-"""The README's commands run, and print what it shows.
+"""The commands of the README and of the course run, and print what these pages show.
 
     python -m tests.test_readme
 
-writes their present output into the README.
+writes their present output into the pages.
 """
 
 import os
@@ -14,7 +14,11 @@ from pathlib import Path
 
 import pytest
 
-README = Path(__file__).resolve().parent.parent / "README.md"
+from tests.command import gptcli
+
+ROOT = Path(__file__).resolve().parent.parent
+README = ROOT / "README.md"
+COURSE = {"en": ROOT / "samples" / "course.md", "zh": ROOT / "samples" / "course.zh.md"}
 BLOCK = re.compile(r"```console\n\$ (gptcli .*)\n((?:.*\n)*?)```\n")
 
 
@@ -27,20 +31,31 @@ def run(command: str) -> str:
         capture_output=True,
         text=True,
         encoding="utf-8",
-        cwd=README.parent,
+        cwd=ROOT,
         env=environment,
         stdin=subprocess.DEVNULL,
     )
     assert done.returncode == (2 if "--layer 0" in command else 0), done.stderr
-    return done.stdout + "".join(line + "\n" for line in done.stderr.splitlines() if "tokens/s" not in line)
+    return printed(done.stdout, done.stderr)
+
+
+def printed(out: str, err: str) -> str:
+    """Both streams, one after the other; time left out."""
+    return out + "".join(line + "\n" for line in err.splitlines() if "tokens/s" not in line)
+
+
+def blocks(page: Path) -> list[tuple[str, str]]:
+    """Every command that a page shows, and what it shows under it."""
+    return BLOCK.findall(page.read_text(encoding="utf-8"))
 
 
 def portable(text: str) -> str:
     """Rounding errors differ from processor to processor."""
-    return re.sub(r"(fused kernel's z|sum to 1) .*", r"\1", text)
+    what = r"(fused kernel's z|sum to 1|relative to their sizes\)|the fused kernel to) .*"
+    return re.sub(what, r"\1", text)
 
 
-@pytest.mark.parametrize("command, shown", BLOCK.findall(README.read_text(encoding="utf-8")))
+@pytest.mark.parametrize("command, shown", blocks(README))
 def test_command_prints_what_the_readme_shows(command, shown):
     assert portable(run(command)) == portable(shown)
 
@@ -59,10 +74,36 @@ def test_the_python_lines_give_what_their_comments_say():
 
 
 def test_there_are_ten_commands_at_least():
-    assert len(BLOCK.findall(README.read_text(encoding="utf-8"))) >= 10
+    assert len(blocks(README)) >= 10
+
+
+@pytest.mark.parametrize("command, shown", blocks(COURSE["en"]))
+def test_command_prints_what_the_course_shows(command, shown):
+    """In this process, which is quick: these need no file of the working directory."""
+    ran = gptcli(*shlex.split(command)[1:])
+    assert ran.status == 0, ran.err
+    assert portable(printed(ran.out, ran.err)) == portable(shown)
+
+
+def test_the_course_is_ten_steps_of_one_command_in_both_languages():
+    english, chinese = (page.read_text(encoding="utf-8") for page in COURSE.values())
+    for text in (english, chinese):
+        steps = re.split(r"^## (\d+)\. .*$", text, flags=re.MULTILINE)[1:]
+        assert steps[::2] == [str(step) for step in range(1, 11)]
+        assert all(len(BLOCK.findall(step)) == 1 for step in steps[1::2])
+    assert blocks(COURSE["en"]) == blocks(COURSE["zh"])
+
+
+def test_the_commands_inside_its_sentences_run():
+    inside = [re.findall(r"`(gptcli [^`]*)`", page.read_text(encoding="utf-8")) for page in COURSE.values()]
+    assert inside[0] == inside[1] and len(inside[0]) > 5
+    for command in inside[0]:
+        ran = gptcli(*shlex.split(command)[1:])
+        assert ran.status == 0, f"{command}\n{ran.err}"
 
 
 if __name__ == "__main__":
-    text = README.read_text(encoding="utf-8")
-    text = BLOCK.sub(lambda match: f"```console\n$ {match[1]}\n{run(match[1])}```\n", text)
-    README.write_text(text, encoding="utf-8")
+    for page in (README, *COURSE.values()):
+        text = page.read_text(encoding="utf-8")
+        text = BLOCK.sub(lambda match: f"```console\n$ {match[1]}\n{run(match[1])}```\n", text)
+        page.write_text(text, encoding="utf-8")

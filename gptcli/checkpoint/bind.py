@@ -259,7 +259,7 @@ class _Names:
         if "@" in template and "@" not in stored.name:
             item = int(numbers["@"])
             shape = (self.siblings[_in_layer(template, numbers)], *shape)
-        ending = {"weight": stored.leaves[0], "bias": stored.leaves[1], "": ""}[leaf]
+        ending = {"weight": stored.leaves[0], "bias": stored.leaves[1], "": ""}.get(leaf, f".{leaf}")
         name = stored.name + ending
         stop = start + param.shape[0]
         rows, share = (start, stop), (part, parts, param.head_dim)

@@ -25,7 +25,7 @@ READERS: dict[str, Callable[[Path], dict[str, TensorInfo]]] = {
     ".safetensors": safetensors.read_header,
     **dict.fromkeys(PICKLES, _read_pickle),
 }
-UNREAD = (".gguf", ".npz", ".h5", ".msgpack", ".onnx")  # weights in other formats
+UNREAD = (".npz", ".h5", ".msgpack", ".onnx")  # weights in other formats
 # What torch.compile, DDP, FSDP, DeepSpeed and activation checkpointing put into the names of what they wrap.
 WRAPPERS = frozenset(
     ("_orig_mod", "module", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_forward_module", "_flat_param")

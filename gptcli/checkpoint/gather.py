@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from gptcli.checkpoint import safetensors
+from gptcli.checkpoint import gguf, safetensors
 from gptcli.checkpoint.files import PICKLES, READERS, UNREAD, Files, indexed, look, read_json, unwrapped
 from gptcli.checkpoint.safetensors import TensorInfo
 from gptcli.checkpoint.scan import Lay
@@ -54,7 +54,8 @@ class Gathered:
     by their own names: the index names them and no readable file holds them, or their file is too short. beside:
     weights that are not read; leftovers: what a trainer keeps there. metadata: what the safetensors files say of
     themselves, a key with several values once a value. lays: of tensors whose numbers don't lie in order, by their own
-    names. pickled: the first PyTorch file, listed; foreign: what torch's weights-only loader would refuse, by file.
+    names. pickled: the first PyTorch file, listed; described: the header of a file that describes itself; foreign: what
+    torch's weights-only loader would refuse, by file.
     """
 
     path: Path
@@ -71,6 +72,7 @@ class Gathered:
     metadata: dict[str, list[str]] = field(default_factory=dict)
     lays: dict[str, Lay] = field(default_factory=dict)
     pickled: "Pickled | None" = None
+    described: "gguf.Gguf | None" = None
     foreign: dict[str, list[str]] = field(default_factory=dict)
     faults: list[Fault] = field(default_factory=list)
 
@@ -123,6 +125,8 @@ def _of_directory(found: Gathered) -> Files:
     if index:
         return _by_index(found, directory / index)
     files = look(directory)
+    if not files.weights and not files.beside and (whole := gguf.find(directory)) is not None:
+        return Files((whole,))
     leftovers = tuple(name for name in files.beside if LEFTOVER.fullmatch(name))
     candidates = [name for name in files.beside if name not in leftovers]
     if files.weights and not LEFTOVER.fullmatch(files.weights[0].name):
@@ -231,10 +235,24 @@ def _read(found: Gathered, path: Path) -> dict[str, TensorInfo]:
         found.lays |= _lays(pickled)
         if pickled.foreign:
             found.foreign[path.name] = pickled.foreign
+    elif path.suffix == gguf.SUFFIX:
+        return _of_gguf(found, path)
     else:
         tensors, form = _noted(found, safetensors.read(path)), "safetensors"
     found.held.append(Held(path=path, form=form, bytes=path.stat().st_size, tensors=len(tensors)))
     return tensors
+
+
+def _of_gguf(found: Gathered, path: Path) -> dict[str, TensorInfo]:
+    """The tensors of a file that describes itself, and of its parts; short values of its metadata."""
+    header = found.described = gguf.read_header(path)
+    for part in header.files:
+        here = sum(info.file == part for info in header.infos.values())
+        found.held.append(Held(path=part, form="gguf", bytes=part.stat().st_size, tensors=here))
+    for key, value in header.metadata.items():
+        if isinstance(value, (bool, int, float, str)):
+            found.metadata[key] = [str(value)]
+    return header.infos
 
 
 def _lays(pickled: "Pickled") -> dict[str, Lay]:

@@ -4,6 +4,8 @@ from typing import Annotated, Literal
 
 import typer
 
+from gptcli.cli.heads import heads
+from gptcli.cli.lens import lens
 from gptcli.cli.options import (
     ModelOptions,
     OutputOptions,
@@ -19,7 +21,7 @@ from gptcli.cli.text import read_ids, run_of
 from gptcli.cli.trace import trace
 from gptcli.errors import GptcliError
 
-__all__ = ["trace"]  # the commands with a file of their own
+__all__ = ["heads", "lens", "trace"]  # the commands with a file of their own
 
 Words = Annotated[
     list[str] | None, typer.Option("--token", metavar="WORD", help="Add a row for this token (repeatable).")

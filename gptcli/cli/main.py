@@ -24,6 +24,8 @@ COMMANDS = (
     ("topk", "topk", "Run a model"),
     ("score", "score", "Run a model"),
     ("trace", "trace", "Look inside"),
+    ("lens", "lens", "Look inside"),
+    ("heads", "heads", "Look inside"),
     ("params", "params", "What it is"),
     ("inspect", "inspect", "What it is"),
     ("draw", "draw", "What it is"),

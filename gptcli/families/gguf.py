@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from gptcli.errors import GptcliError, nearest
-from gptcli.families.record import Family, From, Get, Key, Stored, number, require_key, resolve, whole
+from gptcli.families.record import Family, From, Get, Key, Origin, Stored, explain, number, require_key, whole
 from gptcli.spec import MOST_LAYERS, Spec, show
 
 # Keys that change the forward pass, and the values of them that change nothing: read by some architectures, and refused
@@ -547,11 +547,12 @@ ARCHITECTURES = {
 
 
 class Described(NamedTuple):
-    """An architecture read from a file's metadata, and the keys of it that nobody knows."""
+    """An architecture read from a file's metadata, the keys of it that nobody knows, and where values come from."""
 
     spec: Spec
     family: Family
     unknown: tuple[str, ...]
+    origins: dict[str, Origin]
 
 
 def described(
@@ -582,11 +583,17 @@ def described(
         if f"{stem}.weight" in shapes:
             config[f"@{stem}"] = vector(f"{stem}.weight")
     try:
-        found = resolve(config, record, name, where)
+        found = explain(config, record, name, where)
     except GptcliError as error:
         said = error.message.removeprefix(f"{where}: ")
         key = said.partition(":")[0]
         written = key in config or key in words(record.template) or key in NEUTRAL
         raise GptcliError(f"{where}: {at}{said}" if written else error.message, error.hint, error.code) from None
     unknown = tuple(at + key for key in own if key in found.unknown or key.startswith("@"))
-    return Described(found.spec, record, unknown)
+    origins = {path: origin._replace(keys=_written(origin.keys, at)) for path, origin in found.origins.items()}
+    return Described(found.spec, record, unknown, origins)
+
+
+def _written(keys: tuple[str, ...], at: str) -> tuple[str, ...]:
+    """Keys as the file has them; what the tensors tell has no key."""
+    return tuple(at + key for key in keys if not key.startswith("@"))

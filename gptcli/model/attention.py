@@ -3,6 +3,8 @@
 B batch, T queries, S keys, C hidden size, H heads, G key/value heads, D head size.
 """
 
+from typing import NamedTuple
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -10,7 +12,7 @@ from torch import Tensor
 from gptcli.model.ops import distance_scores, linear, norm, rotate, softcap, wide
 from gptcli.model.weights import Weights
 from gptcli.spec import Attention, Relative, Spec
-from gptcli.trace import Silent
+from gptcli.trace import BESIDE, EVERYTHING, SILENT, Silent
 
 
 class Sight:
@@ -112,10 +114,7 @@ def attention(
     if part.qk_norm_place == "after":
         q, k = norm_heads(q, "q_norm", w, spec, probe), norm_heads(k, "k_norm", w, spec, probe)
     scale = q.shape[-1] ** -0.5 if part.scale is None else part.scale
-    sinks = w.get("sinks")
-    cap = part.softcap
-    z = fused(q, k, v, sight, scale, sinks) if cap is None else explicit(q, k, v, sight, scale, sinks, cap)
-    watch(q, k, sight, scale, sinks, cap, probe)
+    z = attend(q, k, v, sight, scale, w.get("sinks"), part.softcap, probe)
     return linear(merge_heads(probe("z", z)), w, "o")
 
 
@@ -151,32 +150,95 @@ def fused(q: Tensor, k: Tensor, v: Tensor, sight: Sight, scale: float, sinks: Te
         seen = {"attn_mask": torch.cat((mask, column), -1)}  # [B, H, T, S + 1]
         k, v = F.pad(k, (0, 0, 0, 1)), F.pad(v, (0, 0, 0, 1))  # [B, G, S + 1, D]
     z = F.scaled_dot_product_attention(q, k, v, scale=scale, enable_gqa=q.shape[1] != k.shape[1], **seen)
+    # The CPU's kernel takes a query whose scores are NaN, or all -∞, for one that sees nothing, and gives zeros.
+    doubtful = sinks is None and q.device.type == "cpu" and (z[..., 0] == 0).any()
+    if doubtful and not bounded(q, k, scale):
+        z = z.masked_fill(lost(q, k, sight, scale), float("nan"))
     return z if sight.present is None else z.masked_fill(~sight.mask().any(-1, keepdim=True), 0)
 
 
-def explicit(q: Tensor, k: Tensor, v: Tensor, sight: Sight, scale: float, sinks: Tensor | None, cap: float) -> Tensor:
-    """The same, step by step, for what the kernel can't express (a soft cap on the scores)."""
-    group = q.shape[1] // k.shape[1]
-    k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)  # [B, G, S, D] → [B, H, S, D]
-    _, pattern, _ = weigh(q, k, sight.mask(), scale, sinks, cap, sight.bias)
-    return (pattern @ v.to(pattern.dtype)).to(q.dtype)  # [B, H, T, S] · [B, H, S, D] → [B, H, T, D]
+def bounded(q: Tensor, k: Tensor, scale: float) -> bool:
+    """Are all numbers finite, and so small that every score is? By the largest of each."""
+    largest = [x.abs().amax().to(wide(x.dtype)) for x in (q, k)]
+    return bool((largest[0] * largest[1] * (q.shape[-1] * max(scale, 1))).isfinite())
+
+
+def lost(q: Tensor, k: Tensor, sight: Sight, scale: float) -> Tensor:
+    """Queries that see keys and whose softmax is none all the same: [B, H, T, 1]. A head at a time."""
+    found, group = [], q.shape[1] // k.shape[1]
+    for head in range(q.shape[1]):
+        bias = None if sight.bias is None else sight.bias[:, head, None]
+        one = weigh(q[:, head, None], k[:, head // group, None], sight.mask(), scale, bias=bias)
+        found.append(one.pattern.isnan().any(-1, keepdim=True))
+    return torch.cat(found, 1)
+
+
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    sight: Sight,
+    scale: float,
+    sinks: Tensor | None,
+    cap: float | None,
+    probe: Silent = SILENT,
+) -> Tensor:
+    """Softmax-weighted values, q [B, H, T, D], k and v [B, G, S, D] → [B, H, T, D], and what the probe asks to see.
+
+    By the fused kernel; step by step where it can't express what is wanted: a soft cap on the scores, or a probe that
+    replaces scores or pattern.
+    """
+    if cap is None and not (probe.replaces("scores") or probe.replaces("pattern")):
+        watch(q, k, sight, scale, sinks, cap, probe)
+        return fused(q, k, v, sight, scale, sinks)
+    whole = every_head(q, k, sight, scale, sinks, cap, probe)
+    watch(q, k, sight, scale, sinks, cap, probe, whole)
+    v = v.repeat_interleave(q.shape[1] // v.shape[1], 1).to(whole.pattern.dtype)  # [B, G, S, D] → [B, H, S, D]
+    return (whole.pattern @ v).to(q.dtype)  # [B, H, T, S] · [B, H, S, D] → [B, H, T, D]
+
+
+def every_head(
+    q: Tensor, k: Tensor, sight: Sight, scale: float, sinks: Tensor | None, cap: float | None, probe: Silent
+) -> "Weighed":
+    """Scores and softmax weights of the whole layer, as the probe replaces them."""
+    k = k.repeat_interleave(q.shape[1] // k.shape[1], 1)  # [B, G, S, D] → [B, H, S, D]
+    return weigh(q, k, sight.mask(), scale, sinks, cap, sight.bias, probe)
 
 
 def watch(
-    q: Tensor, k: Tensor, sight: Sight, scale: float, sinks: Tensor | None, cap: float | None, probe: Silent
+    q: Tensor,
+    k: Tensor,
+    sight: Sight,
+    scale: float,
+    sinks: Tensor | None,
+    cap: float | None,
+    probe: Silent,
+    whole: "Weighed | None" = None,
 ) -> None:
-    """Scores and softmax weights of the heads and queries that the probe asks for, from what the kernel was given."""
+    """Scores and softmax weights of the heads and queries that the probe asks for: cut from the whole layer's, where
+    the run itself went by those, else from what the kernel was given.
+    """
     wanted = probe.selection("scores") or probe.selection("pattern") or probe.selection("sink")
-    if wanted is None:
-        return
-    heads = torch.arange(q.shape[1], device=q.device)[wanted.heads]
-    kv_heads = heads // (q.shape[1] // k.shape[1])  # query head h reads key/value head h // (H / G)
-    sinks, sight = None if sinks is None else sinks[heads], sight.at(wanted.queries)
-    bias = None if sight.bias is None else sight.bias[:, heads]
-    found = weigh(q[:, heads, wanted.queries], k[:, kv_heads], sight.mask(), scale, sinks, cap, bias)
-    for name, x in zip(("scores", "pattern", "sink"), found):
-        if x is not None:
-            probe(name, x)
+    for part in () if wanted is None else wanted.parts(q.shape[1]):
+        if whole is None:
+            heads = torch.arange(q.shape[1], device=q.device)[part.heads]
+            kv_heads = heads // (q.shape[1] // k.shape[1])  # query head h reads key/value head h // (H / G)
+            of_heads, rows = None if sinks is None else sinks[heads], sight.at(part.queries)
+            bias = None if rows.bias is None else rows.bias[:, heads]
+            found = weigh(q[:, heads, part.queries], k[:, kv_heads], rows.mask(), scale, of_heads, cap, bias)
+        else:
+            found = (x if x is None or part == EVERYTHING else x[:, part.heads, part.queries].clone() for x in whole)
+        for name, x in zip(BESIDE, found):
+            if x is not None:
+                probe(name, x)
+
+
+class Weighed(NamedTuple):
+    """Scores before the mask and softmax weights after it, both [B, H, T, S]; the sinks' share of them [B, H, T]."""
+
+    scores: Tensor
+    pattern: Tensor
+    sink: Tensor | None
 
 
 def weigh(
@@ -187,18 +249,25 @@ def weigh(
     sinks: Tensor | None = None,
     cap: float | None = None,
     bias: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Scores before the mask, softmax weights after it, and the sinks' share of them.
+    probe: Silent = SILENT,
+) -> Weighed:
+    """q [B, H, T, D], k [B, H, S, D], mask [B, 1, T, S], bias [B, H, T, S] → scores and softmax weights.
 
-    q [B, H, T, D], k [B, H, S, D], mask [B, 1, T, S], bias [B, H, T, S] → two of [B, H, T, S] and [B, H, T]. A query
-    that sees no key weighs none (zeros). Half types compute in float32.
+    A query that sees no key, or whose scores are all replaced by -∞, weighs none (zeros). Half types compute in
+    float32. probe: what replaces scores or pattern on the way.
     """
     q, k = q.to(wide(q.dtype)), k.to(wide(k.dtype))
     scores = softcap(q @ k.mT * scale, cap)  # [B, H, T, D] · [B, H, D, S] → [B, H, T, S]
     scores = scores if bias is None else scores + bias.to(scores.dtype)
+    blind = ~mask.any(-1, keepdim=True)
+    if probe.replaces("scores"):
+        scores = probe.replace("scores", scores)
+        blind = blind | scores.masked_fill(~mask, float("-inf")).isneginf().all(-1, keepdim=True)
     seen = scores.masked_fill(~mask, float("-inf"))
     if sinks is None:
-        return scores, seen.softmax(-1).masked_fill(~mask.any(-1, keepdim=True), 0), None
-    column = sinks.to(seen.dtype)[None, :, None, None].expand(*seen.shape[:3], 1)
-    pattern = torch.cat((seen, column), -1).softmax(-1)  # [B, H, T, S + 1]
-    return scores, pattern[..., :-1], pattern[..., -1]
+        pattern, sink = seen.softmax(-1).masked_fill(blind, 0), None
+    else:
+        column = sinks.to(seen.dtype)[None, :, None, None].expand(*seen.shape[:3], 1)
+        pattern = torch.cat((seen, column), -1).softmax(-1)  # [B, H, T, S + 1]
+        pattern, sink = pattern[..., :-1], pattern[..., -1]
+    return Weighed(scores, probe.replace("pattern", pattern), sink)

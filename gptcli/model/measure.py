@@ -1,5 +1,6 @@
 """Numbers about tensors, taken in double precision, handed on as plain Python."""
 
+import math
 from typing import NamedTuple
 
 from torch import Tensor
@@ -19,12 +20,12 @@ def statistics(x: Tensor) -> Stats:
     """Two passes in float64, a block at a time, so that a large tensor is never held twice. NaN stays NaN."""
     flat, size = x.reshape(-1), x.numel()
     blocks = flat.split(BLOCK)
-    mean = sum(float(_double(block).sum()) for block in blocks) / size
-    square = sum(float((_double(block) - mean).square_().sum()) for block in blocks)
+    mean = sum(float(double(block).sum()) for block in blocks) / size
+    square = sum(float((double(block) - mean).square_().sum()) for block in blocks)
     return Stats(mean, (square / size) ** 0.5, float(x.abs().max()))
 
 
-def _double(x: Tensor) -> Tensor:
+def double(x: Tensor) -> Tensor:
     """x in float64, where its device has that; on the CPU otherwise."""
     return (x.cpu() if x.device.type == "mps" else x).double()
 
@@ -64,7 +65,43 @@ def surprise(logits: Tensor, ids: list[int]) -> tuple[list[float], list[int]]:
     """For logits [T, V] and the ids [T] that came: each id's log-probability (float64) and rank from 1."""
     logprobs, ranks = [], []
     for row, id_ in zip(logits, ids):
-        row = _double(row)
+        row = double(row)
         logprobs.append(float(row.log_softmax(-1)[id_]))
         ranks.append(int((row > row[id_]).sum() + (row[: id_ + 1] == row[id_]).sum()))
     return logprobs, ranks
+
+
+class Best(NamedTuple):
+    """The id of a row's largest logit (the first of those that share it, `tied` in number), and its probability."""
+
+    id: int
+    logit: float
+    prob: float
+    tied: int
+
+
+def best(logits: Tensor) -> list[Best]:
+    """The best of each row of logits [T, V]. Softmax in float64; a logit that is no number ranks last."""
+    ordered = logits.nan_to_num(nan=float("-inf"), posinf=float("inf"), neginf=float("-inf"))
+    top = ordered.amax(-1, keepdim=True)  # → [T, 1]
+    ids, tied = ordered.argmax(-1), (ordered == top).sum(-1)
+    found = logits.gather(-1, ids[:, None])[:, 0]
+    probs = (double(found) - double(logits).logsumexp(-1)).exp()
+    return [Best(*row) for row in zip(ids.tolist(), found.tolist(), probs.tolist(), tied.tolist())]
+
+
+def entropy(logits: Tensor) -> float:
+    """Of what logits [V] say, in bits: -Σ p·log₂ p. In float64."""
+    logprobs = double(logits).log_softmax(-1)
+    return float(-_weighed(logprobs.exp(), logprobs).sum() / math.log(2))
+
+
+def divergence(logits: Tensor, other: Tensor) -> float:
+    """KL(p ‖ q) in bits, Σ p·log₂(p/q), of what two rows of logits [V] say: p of the first. In float64."""
+    p, q = double(logits).log_softmax(-1), double(other).log_softmax(-1)
+    return float(_weighed(p.exp(), p - q).sum() / math.log(2))
+
+
+def _weighed(p: Tensor, x: Tensor) -> Tensor:
+    """p · x, and 0 where p is 0, whatever x is."""
+    return (p * x).masked_fill(p == 0, 0)

@@ -127,22 +127,30 @@ def dense(x: Tensor, w: Weights, part: Dense, probe: Silent = SILENT) -> Tensor:
 def experts(x: Tensor, w: Weights, part: Experts, probe: Silent) -> Tensor:
     """Each token's top_k experts, weighed; an expert runs once, on the tokens that took it. [B, T, C] → [B, T, C]."""
     tokens = x.flatten(0, 1)  # [B, T, C] → [n, C]
-    preferences = probe("router", linear(x, w, "router")).flatten(0, 1)  # [n, E]
-    weights, taken = preferences.to(wide(x.dtype)).softmax(-1).topk(part.top_k)  # [n, E] → two of [n, k]
-    if part.normalized:
-        weights = weights / weights.sum(-1, keepdim=True)
+    weights, taken = route(probe("router", linear(x, w, "router")).flatten(0, 1), part)  # [n, E] → two of [n, k]
     out = torch.zeros_like(tokens, dtype=weights.dtype)
     for expert in taken.unique().tolist():
         token, choice = (taken == expert).nonzero(as_tuple=True)
-        given = _expert(tokens[token], w.at(f"experts.{expert}"), part)
+        given = one_expert(tokens[token], w.at(f"experts.{expert}"), part)
         out.index_add_(0, token, given.to(out.dtype) * weights[token, choice, None])
     out = out.to(x.dtype)
     if part.shared_size is not None:
-        out = out + linear(tokens, w, "shared_router").sigmoid() * _expert(tokens, w.at("shared"), part)
+        out = out + shared_expert(tokens, w, part)
     return out.view_as(x)  # [n, C] → [B, T, C]
 
 
-def _expert(x: Tensor, w: Weights, part: Experts) -> Tensor:
+def route(preferences: Tensor, part: Experts) -> tuple[Tensor, Tensor]:
+    """The weights of the experts that each token takes, and which they are: [n, E] → two of [n, k]."""
+    weights, taken = preferences.to(wide(preferences.dtype)).softmax(-1).topk(part.top_k)
+    return (weights / weights.sum(-1, keepdim=True) if part.normalized else weights), taken
+
+
+def shared_expert(x: Tensor, w: Weights, part: Experts) -> Tensor:
+    """The expert that every token takes, weighed by a sigmoid of its own. [n, C] → [n, C]."""
+    return linear(x, w, "shared_router").sigmoid() * one_expert(x, w.at("shared"), part)
+
+
+def one_expert(x: Tensor, w: Weights, part: Experts) -> Tensor:
     """One expert: down(act(gate(x)) · up(x)), within the limit where there is one. [n, C] → [n, C]."""
     up, gate = linear(x, w, "up"), linear(x, w, "gate")  # [n, C] → [n, F]
     if part.limit is not None:

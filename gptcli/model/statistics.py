@@ -15,10 +15,12 @@ import numpy
 import torch
 from torch import Tensor
 
+from gptcli.checkpoint.gguf import UNPACKED
 from gptcli.checkpoint.packed import Packed
 from gptcli.checkpoint.safetensors import TensorInfo
 from gptcli.checkpoint.scan import IN_ORDER, Lay, Statistics, Step, in_order, opened
 from gptcli.errors import GptcliError
+from gptcli.model import ggml
 from gptcli.model.dequantise import whole
 
 NUMBERS = 1 << 18  # of a block
@@ -52,6 +54,9 @@ def statistics_of(
         if name in packed:
             weight = packed[name]
             yield name, _statistics(_Reading(files.unpacked(weight), weight.shape, weight.bytes, step), spectral)
+        elif info.dtype in UNPACKED:
+            flat = ggml.dequantised(ggml.lying(info, files.bytes(info.file)), info.dtype).reshape(-1)
+            yield name, _statistics(_Reading(flat, info.shape, size, step), spectral)
         elif info.dtype not in TYPES:
             step(size)
         elif lays.get(name, IN_ORDER) != IN_ORDER:
@@ -256,6 +261,10 @@ class _Files:
         if info.start % dtype.itemsize:
             return torch.frombuffer(bytearray(held[info.start : info.end]), dtype=dtype)
         return torch.frombuffer(held, dtype=dtype, count=size // dtype.itemsize, offset=info.start)
+
+    def bytes(self, path: Path) -> Tensor:
+        """A whole file, byte by byte; nothing is read yet."""
+        return ggml.mapped(path)
 
     def keep_up_with(self, info: TensorInfo) -> Callable[[int], None]:
         """What gives back the memory of a tensor's bytes that were read, so that a large file never stays whole."""

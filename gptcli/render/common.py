@@ -10,7 +10,10 @@ def title(screen: Screen, model: ModelFacts) -> None:
     said: list = [(model.name, "bold"), f" ({model.source}{hand_written})"]
     if model.seed is not None:
         said += [" ", (f"RANDOM WEIGHTS (seed {model.seed})", "bold yellow")]
-    screen.flow([said, [f"{exact(model.parameters)} parameters"], [model.dtype], [str(model.device)]], gap=" · ")
+    edited = [[(f"EDITED {edit}", "bold yellow")] for edit in model.edits]
+    screen.flow(
+        [said, *edited, [f"{exact(model.parameters)} parameters"], [model.dtype], [str(model.device)]], gap=" · "
+    )
 
 
 def fed(screen: Screen, tokens: list[list[Token]], source: list[list[Token]] = ()) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from itertools import zip_longest
 from typing import TextIO
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -38,7 +39,7 @@ class Screen:
             file=io.StringIO(),
             width=10_000_000,
             force_terminal=colored,
-            color_system="standard" if colored else None,
+            color_system=_colors() if colored else None,
             no_color=not colored,
             highlight=False,
             markup=False,
@@ -57,12 +58,17 @@ class Screen:
             chunk = _text(*parts)
             if not line:
                 line = chunk
-            elif self.width is None or line.cell_len + len(gap) + chunk.cell_len <= self.width:
+            elif self.width is None or self._columns(line) + len(gap) + self._columns(chunk) <= self.width:
                 line = Text.assemble(line, gap, chunk)
             else:
                 self._print(line)
                 line = Text.assemble(" " * indent, chunk)
-        self._print(line)
+        if line:
+            self._print(line)
+
+    def _columns(self, text: Text) -> int:
+        """What a text takes in signs that the stream's encoding has."""
+        return cell_len(printable(text.plain, self.stream.encoding))
 
     def table(
         self,
@@ -122,6 +128,11 @@ class Screen:
             if self.full or room is None or sum(widths) + len(widths) - 1 <= room:
                 break
         return [" ".join(text.rjust(width) for text, width in zip(row, widths)) for row in rows]
+
+
+def _colors() -> str:
+    """As many as the terminal says that it has; sixteen where it says nothing of any."""
+    return "standard" if os.environ.get("TERM") == "dumb" else "auto"
 
 
 def _ends(texts: list[str], keep: int) -> list[str]:

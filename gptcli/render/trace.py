@@ -1,12 +1,16 @@
 """`trace` in a terminal: the walk through a head and its proof, a list of activations, or one of them."""
 
 from functools import singledispatch
+from typing import TYPE_CHECKING
 
 from gptcli.render.common import fed, title
 from gptcli.render.screen import Screen
 from gptcli.report import Report
 from gptcli.report.trace import ActivationReport, KeyStep, PointsReport, Step, TraceReport, Walk
 from gptcli.tokens import Token
+
+if TYPE_CHECKING:
+    from gptcli.report.edits import EditsReport
 
 
 @singledispatch
@@ -25,12 +29,16 @@ def verdict(report: Report) -> str:
 def _(report: PointsReport, screen: Screen) -> None:
     title(screen, report.model)
     rows = [[p.path, f"[{','.join(p.axes)}]", f"[{','.join(map(str, p.shape))}]"] for p in report.points]
-    screen.table(rows, ("activation", "shape", ""))
+    if report.vocabulary == "ours":
+        screen.table(rows, ("activation", "shape", ""))
+        return
+    named = [[*row, (p.name or "has no name there", "" if p.name else "dim")] for row, p in zip(rows, report.points)]
+    screen.table(named, ("activation", "shape", "", report.vocabulary))
 
 
 @verdict.register
 def _(report: PointsReport) -> str:
-    return "\n".join(point.path for point in report.points)
+    return "\n".join(point.name or point.path for point in report.points)
 
 
 @draw.register
@@ -38,7 +46,8 @@ def _(report: ActivationReport, screen: Screen) -> None:
     title(screen, report.model)
     letters = f"[{','.join(report.axes)}]"
     figures = f"mean {screen.number(report.mean)} std {screen.number(report.std)} max {screen.number(report.max_abs)}"
-    screen.line((report.path, "bold"), f" {letters} [{','.join(map(str, report.shape))}] {figures}")
+    also = f" = {report.name}" if report.name not in (None, report.path) else ""
+    screen.line((report.path, "bold"), f"{also} {letters} [{','.join(map(str, report.shape))}] {figures}")
     names = {"H": "head", "G": "kv head"}
     for text, values in enumerate(report.values):
         heads = values if len(report.axes) == 4 else [values]
@@ -79,8 +88,13 @@ def _(report: ActivationReport) -> str:
 def _(report: TraceReport, screen: Screen) -> None:
     title(screen, report.model)
     fed(screen, report.tokens, report.source)
+    walks_and_proof(screen, report)
+
+
+def walks_and_proof(screen: Screen, report: "TraceReport | EditsReport") -> None:
+    """Every walk of the report, and what is proved of them."""
     for walk in report.walks:
-        _walk(screen, walk, report)
+        _walk(screen, walk)
     screen.line(
         ("proof ok" if report.status == "ok" else "proof FAILED", "bold green" if report.status == "ok" else "bold red")
     )
@@ -101,7 +115,7 @@ def _(report: TraceReport) -> str:
     return "ok" if report.status == "ok" else "; ".join(finding.message for finding in report.findings)
 
 
-def _walk(screen: Screen, walk: Walk, report: TraceReport) -> None:
+def _walk(screen: Screen, walk: Walk) -> None:
     layer, kv = walk.layer_index, f" · kv head {walk.kv_head}" if walk.kv_head != walk.head else ""
     kind = {"self": "", "cross": "Cross attention · ", "encoder": "Encoder · "}[walk.attention]
     screen.line(
@@ -119,6 +133,8 @@ def _walk(screen: Screen, walk: Walk, report: TraceReport) -> None:
     seen += ["the softmax has a sink beside the keys"] if walk.sink is not None else []
     if seen:
         screen.line((" · ".join(seen), "dim"))
+    for edit in walk.edited:
+        screen.line((f"edited {edit}", "yellow"))
     _keys(screen, walk)
     for step in walk.after:
         _step(screen, step, width)

@@ -15,7 +15,9 @@ class Finding:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelFacts:
-    """Which model, and how it ran. seed is None unless the weights are random; parameters are distinct numbers."""
+    """Which model, and how it ran. seed is None unless the weights are random; parameters are distinct numbers; edits:
+    what was changed on the way, as it was asked for.
+    """
 
     name: str
     source: str
@@ -25,6 +27,7 @@ class ModelFacts:
     dtype: str
     device: str | None = None
     notes: list[str] = field(default_factory=list)
+    edits: list[str] = field(default_factory=list)
 
 
 @dataclass(kw_only=True)

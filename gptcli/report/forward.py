@@ -1,11 +1,13 @@
 """`forward`: what stands at each stage between ids and logits, and the next token."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from gptcli.layout import Place
-from gptcli.report import Finding, ModelFacts, Report
+from gptcli.report import ModelFacts, Report
+from gptcli.report.birth import birth
 from gptcli.report.topk import Next, next_tokens
 from gptcli.run import Run
 from gptcli.tokens import Token
@@ -65,11 +67,7 @@ def forward_report(run: Run, k: int, words: tuple[str, ...], inner: bool) -> tup
         source=run.source_tokens(),
         stages=stages,
         next=[] if run.model.spec.lm_head is None else list(_next(run, logits, k, words)),
-        findings=[
-            Finding("not-finite", f"{stage.path} holds NaN or infinity", stage.path)
-            for stage in stages
-            if stage.max_abs != stage.max_abs or stage.max_abs == float("inf")
-        ][:1],
+        findings=[] if math.isfinite(stages[-1].max_abs) else [birth(run)],
     )
     return report, logits
 

@@ -87,6 +87,8 @@ def _describe(described: Described, found: Gathered, config: str | None) -> None
         _by_yaml(described, found, find_config(config))
     elif config is not None:
         _by_json(described, Path(config), name)
+    elif found.described is not None:
+        _by_metadata(described, found)
     elif settings := settings_in(found):
         described.source = f"model_args in {first.name}"
         _by_family(described, settings, "nanogpt-checkpoint", RECORDS["nanogpt-checkpoint"], first.stem)
@@ -116,6 +118,20 @@ def _by_family(described: Described, raw: dict[str, Any], family: str, record: F
     described.values = list(_values(explained.spec, explained.origins))
     described.idle, described.checked = list(explained.idle), list(explained.checked)
     described.unknown = list(explained.unknown)
+
+
+def _by_metadata(described: Described, found: Gathered) -> None:
+    """A .gguf file says itself what it is."""
+    from gptcli.checkpoint.gguf import numbers_of
+    from gptcli.families.gguf import described as read
+
+    infos, path = found.described.infos, found.weights
+    described.source = "its metadata"
+    shapes = {name: info.shape for name, info in infos.items()}
+    said = read(found.described.metadata, shapes, lambda name: numbers_of(infos[name]), path.stem, path.name)
+    described.spec, described.record = said.spec, said.family
+    described.family, described.unknown = found.described.metadata["general.architecture"], list(said.unknown)
+    described.values = list(_values(said.spec, said.origins))
 
 
 def _by_yaml(described: Described, found: Gathered, path: Path) -> None:

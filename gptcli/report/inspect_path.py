@@ -47,6 +47,7 @@ FORMS = {
     "zip": "PyTorch (zip)",
     "legacy": "PyTorch (before zip files)",
     "torchscript": "TorchScript",
+    "gguf": "GGUF",
 }
 
 

@@ -4,7 +4,8 @@ import math
 from dataclasses import dataclass
 
 from gptcli.errors import GptcliError
-from gptcli.report import Finding, ModelFacts, Report
+from gptcli.report import ModelFacts, Report
+from gptcli.report.birth import birth
 from gptcli.run import Run
 from gptcli.tokens import Token
 
@@ -60,7 +61,7 @@ def score_report(run: Run) -> ScoreReport:
     return ScoreReport(
         model=run.facts(),
         texts=texts,
-        findings=[Finding("not-finite", "a log-probability is NaN or infinite", "logits")] if broken else [],
+        findings=[birth(run)] if broken else [],
     )
 
 

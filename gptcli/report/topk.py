@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gptcli.errors import GptcliError
-from gptcli.report import Finding, ModelFacts, Report
+from gptcli.report import ModelFacts, Report
+from gptcli.report.birth import birth
 from gptcli.run import Run, positions
 from gptcli.tokens import Token, visible
 
@@ -64,23 +65,24 @@ def topk_report(run: Run, k: int, words: tuple[str, ...], position: str, tempera
         )
     if not 0 < temperature < float("inf"):
         raise GptcliError(f"--temperature {temperature:g}: not a number above 0", "1 changes nothing")
-    wanted = [(text, at) for text in range(len(run.ids)) for at in _places(run, text, position)]
-    only_last = all(at == len(run.ids[text]) - 1 for text, at in wanted)
-    logits = run.forward("last" if only_last else "all")  # [B, 1 or T, V]
-    rows = [logits[text, -1 if only_last else run.column(text, at)] for text, at in wanted]
-    found = [next_tokens(run, row, *place, k, words, temperature) for place, row in zip(wanted, rows)]
-    broken = not all(bool(row.isfinite().all()) for row in rows)
+    wanted = [(text, at) for text in range(len(run.ids)) for at in places(run, text, position)]
+    rows = "last" if all(at == len(run.ids[text]) - 1 for text, at in wanted) else "all"
+    logits = run.forward(rows)  # [B, 1 or T, V]
+    after = [logits[text, -1 if rows == "last" else run.column(text, at)] for text, at in wanted]
+    found = [next_tokens(run, row, *place, k, words, temperature) for place, row in zip(wanted, after)]
+    broken = not all(bool(row.isfinite().all()) for row in after)
     return TopkReport(
         model=run.facts(),
         tokens=run.tokens(),
         source=run.source_tokens(),
         temperature=temperature,
         next=found,
-        findings=[Finding("not-finite", "logits hold NaN or infinity", "logits")] if broken else [],
+        findings=[birth(run, rows)] if broken else [],
     )
 
 
-def _places(run: Run, text: int, position: str) -> list[int]:
+def places(run: Run, text: int, position: str) -> list[int]:
+    """The positions that --position means in a text: `mask` is what is to be filled in. Raises GptcliError."""
     if position != "mask":
         return positions(position, len(run.ids[text]))
     masked = run.masked(text)
@@ -100,7 +102,7 @@ def next_tokens(
     """What logits [V] say comes after a position."""
     from gptcli.model.measure import rank
 
-    asked = tuple(run.model.tokenizer.target.find(word) for word in words)
+    asked = tuple(run.find(word) for word in words)
     labels, top = run.labels, []
     for ranked in rank(logits, k, asked, temperature):
         piece = labels.piece(ranked.id) if labels else None

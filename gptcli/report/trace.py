@@ -9,9 +9,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from gptcli.errors import GptcliError, nearest
+from gptcli.errors import GptcliError
 from gptcli.layout import Place
+from gptcli.names import Names, Vocabulary
 from gptcli.report import Finding, ModelFacts, Report
+from gptcli.report.birth import birth
 from gptcli.report.formulas import formulas, scaled, score_formula
 from gptcli.run import Run, positions
 from gptcli.spec import Spec
@@ -90,7 +92,7 @@ class Walk:
     (encoder); n_layers: of this stack. score: how q·k becomes a score: scale multiplies it, softcap bounds it, where
     there is one. window: how many keys are seen at most (to each side, where not causal). sink: the weight that goes to
     no key, where the head has one; weights: the sum of all. heaviest: positions of the keys that weigh most (at most
-    HEAVIEST); rest_weight: what the others weigh.
+    HEAVIEST); rest_weight: what the others weigh. edited: what an edit changed of scores and weights.
     """
 
     attention: Attending
@@ -111,6 +113,7 @@ class Walk:
     weights: float
     heaviest: list[int]
     rest_weight: float
+    edited: list[str]
     before: list[Step]
     keys: list[KeyStep]
     after: list[Step]
@@ -130,9 +133,12 @@ class TraceReport(Report):
 
 @dataclass(frozen=True)
 class PointFacts:
+    """name: what the asked vocabulary calls the activation, where it has a name for it."""
+
     path: str
     axes: str
     shape: list[int]
+    name: str | None
 
 
 @dataclass(kw_only=True)
@@ -140,12 +146,13 @@ class PointsReport(Report):
     schema = "gptcli.points/1"
     model: ModelFacts
     tokens: list[list[Token]]
+    vocabulary: Vocabulary
     points: list[PointFacts]
 
 
 @dataclass(kw_only=True)
 class ActivationReport(Report):
-    """One activation, whole: values nest as its shape says.
+    """One activation, whole: values nest as its shape says. name: what the asked vocabulary calls it.
 
     rows: the tokens that its positions stand for, of each text; columns: its keys, where the last axis counts those.
     """
@@ -157,6 +164,7 @@ class ActivationReport(Report):
     rows: list[list[Token]]
     columns: list[list[Token]] | None
     path: str
+    name: str | None
     axes: str
     shape: list[int]
     values: list
@@ -165,24 +173,20 @@ class ActivationReport(Report):
     max_abs: float
 
 
-def points_report(run: Run) -> PointsReport:
-    """Every activation that this model has, with its shape for these ids."""
+def points_report(run: Run, names: Names) -> PointsReport:
+    """Every activation that this model has (or a trace's file holds), with its shape for these ids."""
     every = shapes(run.model.spec, len(run.ids), run.width, run.source_width)
-    found = [PointFacts(path, axes, list(shape)) for path, axes, shape in every]
-    return PointsReport(model=run.facts(), tokens=run.tokens(), points=found)
+    found = [PointFacts(path, axes, list(shape), names.of(path)) for path, axes, shape in every if run.holds(path)]
+    return PointsReport(model=run.facts(), tokens=run.tokens(), vocabulary=names.vocabulary, points=found)
 
 
-def activation_report(run: Run, path: str) -> ActivationReport:
-    """One activation of the run. Raises GptcliError for a path that this model doesn't have."""
+def activation_report(run: Run, path: str, names: Names) -> ActivationReport:
+    """One activation of the run, by our path."""
     from gptcli.model.measure import statistics
 
     axes = dict(points(run.model.spec))
-    if path not in axes:
-        raise GptcliError(
-            f"--at {path}: no such activation", f"{nearest(path, axes)} --list prints all".strip(), "path"
-        )
     recorder = Recorder(path)
-    run.forward("all", recorder)
+    logits = run.forward("all", recorder)
     x = recorder.kept[path]
     stats = statistics(x)
     place, tokens, source = Place.of(path), run.tokens(), run.source_tokens()
@@ -195,16 +199,13 @@ def activation_report(run: Run, path: str) -> ActivationReport:
         rows=keys if place.stack or "S" in axes[path][:-1] else tokens,
         columns=keys if axes[path].endswith("S") else None,
         path=path,
+        name=names.of(path),
         axes=axes[path],
         shape=list(x.shape),
         values=x.tolist(),
         **stats._asdict(),
-        findings=[] if math.isfinite(stats.max_abs) else [_not_finite(path)],
+        findings=[] if (logits if logits.numel() else x).isfinite().all() else [birth(run)],
     )
-
-
-def _not_finite(path: str) -> Finding:
-    return Finding("not-finite", f"{path} holds NaN or infinity", path)
 
 
 def layers_of(wanted: str, spec: Spec) -> list[int]:
@@ -251,6 +252,13 @@ def stack_of(attending: Attending, spec: Spec) -> Spec:
     return spec.encoder if attending == "encoder" else spec
 
 
+def selection_of(width: int, heads: list[int], queries: list[int]) -> Selection:
+    """The part of scores and weights that walks through these heads look at: every query, of a text that isn't long."""
+    every = width <= PROOF_ROWS or len(queries) > 1
+    shown = slice(None) if every else slice(queries[0], queries[0] + 1)
+    return Selection(heads=slice(min(heads), max(heads) + 1), queries=shown)
+
+
 def trace_report(
     run: Run, layers: list[int], heads: list[int], position: str, attending: Attending = "self"
 ) -> TraceReport:
@@ -262,8 +270,7 @@ def trace_report(
         raise GptcliError(f"{len(run.ids)} texts, but trace walks through one", "give one text")
     width = run.source_width if attending == "encoder" else run.width
     queries = positions(position, width)
-    shown = slice(None) if width <= PROOF_ROWS or len(queries) > 1 else slice(queries[0], queries[0] + 1)
-    select = Selection(heads=slice(min(heads), max(heads) + 1), queries=shown)
+    select = selection_of(width, heads, queries)
     look = _Look(run, select, attending)
     for layer in layers:
         number = look.spec(layer).attention.n_heads
@@ -273,11 +280,12 @@ def trace_report(
     recorder = Recorder(*(f"{look.at(layer)}*" for layer in layers), select=select)
     watched = run.forward("all", recorder)
     look.kept = recorder.kept
-    proof = [check for layer in layers for check in look.proof(layer, len(layers) > 1)]
-    proof.append(_check("logits have the same bits unwatched", _differing(watched, run.forward("all")), 0))
+    proof = [one for layer in layers for one in look.proof(layer, len(layers) > 1)]
+    if not run.replayed:
+        proof.append(check("logits have the same bits unwatched", differing(watched, run.forward("all")), 0))
     findings = [Finding("proof", f"{c.claim}: off by {c.error:g}, {c.allowed:g} allowed") for c in proof if not c.ok]
-    if not findings and not watched.isfinite().all():
-        findings = [_not_finite("logits")]
+    if not watched.isfinite().all():  # of which a proof knows nothing but that it failed
+        findings = [birth(run)]
     return TraceReport(
         model=run.facts(),
         n_layers=look.stack.n_layers,
@@ -361,6 +369,7 @@ class _Look:
             softcap=a.softcap,
             causal=a.causal,
             window=a.window,
+            edited=self.edited(layer),
             sink=sink,
             weights=math.fsum([sink or 0.0, *(key.weight for key in keys)]),
             heaviest=heaviest,
@@ -389,9 +398,19 @@ class _Look:
                 x = x[self.kv_head(layer, head) if of_keys else head]
                 if of_keys and self.part == "cross":
                     continue  # there are as many as the source has tokens, and none is the query's
-            yield _step(path, name, told[name], x[query])
+            formula = ", then ".join((told[name], *self.edits(layer, name)))
+            yield _step(path, name, formula, x[query])
             if name == f"{self.part}.z":
                 yield _step(path, "merged", "all heads' z, side by side", tensor[0][:, query].flatten())
+
+    def edits(self, layer: int, name: str) -> list[str]:
+        """The edits of the run that touch an activation, as they were asked for."""
+        return [] if self.run.edits is None else self.run.edits.of(self.at(layer) + name)
+
+    def edited(self, layer: int) -> list[str]:
+        """What they did to scores and weights, in words."""
+        named = ((name, self.edits(layer, f"{self.part}.{name}")) for name in ("scores", "pattern"))
+        return [f"{self.part}.{name}: {', '.join(edits)}" for name, edits in named if edits]
 
     def inside(self, head: int, query: int) -> tuple[int, int]:
         """Where a head and a query stand among those whose weights were computed."""
@@ -451,18 +470,29 @@ class _Look:
         gap = (pattern @ v.to(pattern.dtype) - z.to(pattern.dtype)).abs().amax((1, 2))
         gap = gap / (pattern @ v.abs().to(pattern.dtype)).amax((1, 2)).clamp(min=1e-30)
         dtype = str(z.dtype).removeprefix("torch.")
-        kernel = "the fused kernel's z" if spec.attention.softcap is None else "the z of the step-by-step function"
-        yield _check(f"{at}weights @ v = {kernel}", float(gap.max()), TOLERANCE[dtype])
+        replaced = {name for name in ("scores", "pattern", "z") if self.edits(layer, f"{self.part}.{name}")}
+        by_kernel = spec.attention.softcap is None and not replaced & {"scores", "pattern"}
+        kernel = "the fused kernel's z" if by_kernel else "the z of the step-by-step function"
+        if "z" not in replaced:
+            yield check(f"{at}weights @ v = {kernel}", float(gap.max()), TOLERANCE[dtype])
+        if "pattern" not in replaced:
+            yield from self.rows(layer, pattern, dtype, at, "scores" in replaced)
+        if spec.norm.placement != "post":  # there a sum is normed before anything keeps it
+            yield from self.sums(layer, spec, at)
+
+    def rows(self, layer: int, pattern: "Tensor", dtype: str, at: str, replaced: bool) -> Iterator[Check]:
+        """What must hold of a softmax's rows [h, t, S]. replaced: its scores were, and a row of -∞ weighs none."""
+        spec = self.spec(layer)
         sums = pattern.double().sum(-1)
         if spec.attention.sinks:
             sums = sums + self.inner(layer, "sink").double()
         with_sink = " with their sink" if spec.attention.sinks else ""
         allowed = 1e-12 if dtype == "float64" else 1e-5
-        yield _check(f"{at}rows of weights{with_sink} sum to 1", float((sums - 1).abs().max()), allowed)
+        off = (sums - 1).abs()
+        off = off.masked_fill(sums == 0, 0) if replaced else off
+        yield check(f"{at}rows of weights{with_sink} sum to 1", float(off.max()), allowed)
         seen = self.sight(layer, self.select.queries).mask()[0]  # [1, t, S]
-        yield _check(f"{at}masked weights are 0", float(pattern.masked_fill(seen, 0).abs().max()), 0)
-        if spec.norm.placement != "post":  # there a sum is normed before anything keeps it
-            yield from self.sums(layer, spec, at)
+        yield check(f"{at}masked weights are 0", float(pattern.masked_fill(seen, 0).abs().max()), 0)
 
     def sums(self, layer: int, spec: Spec, at: str) -> Iterator[Check]:
         """The residual stream after a sublayer is the one before it and what the sublayer gives."""
@@ -470,11 +500,13 @@ class _Look:
         streams = [name for name in streams if self.has(layer, name)]
         given = [name for name in ("attn_out", "cross_out", "mlp_out") if self.has(layer, name)]
         for before, out, after in zip(streams, given, streams[1:]):
+            if self.edits(layer, after):
+                continue
             out = f"{out}_norm" if self.has(layer, f"{out}_norm") else out
             added = self.of(layer, out)
             added = added if spec.residual_scale == 1.0 else added * spec.residual_scale
             error = float((self.of(layer, before) + added - self.of(layer, after)).abs().max())
-            yield _check(f"{at}{before} + {scaled(out, spec)} = {after}", error, 0)
+            yield check(f"{at}{before} + {scaled(out, spec)} = {after}", error, 0)
 
 
 def _step(path: str, label: str, formula: str, x: "Tensor") -> Step:
@@ -483,10 +515,11 @@ def _step(path: str, label: str, formula: str, x: "Tensor") -> Step:
     return Step(path=path, label=label, formula=formula, values=x.tolist(), mean=mean, norm=norm)
 
 
-def _differing(a: "Tensor", b: "Tensor") -> float:
-    """How many numbers of two tensors are not the same; NaN is the same as NaN."""
+def differing(a: "Tensor", b: "Tensor") -> float:
+    """How many numbers of two tensors of one shape are not the same; NaN is the same as NaN."""
     return float((~((a == b) | (a.isnan() & b.isnan()))).sum())
 
 
-def _check(claim: str, error: float, allowed: float) -> Check:
+def check(claim: str, error: float, allowed: float) -> Check:
+    """A claim of the proof, from what was measured."""
     return Check(claim=claim, error=error, allowed=allowed, ok=error <= allowed)
