@@ -17,12 +17,16 @@ import pytest
 import torch
 from safetensors import safe_open
 
+from gptcli.checkpoint.gguf import Gguf
+from gptcli.checkpoint.gguf import read_header as read_gguf_header
 from gptcli.checkpoint.pickles import listed
 from gptcli.checkpoint.safetensors import TensorInfo, read_header
 from gptcli.errors import GptcliError
 from tests import hostile
 from tests.command import Ran, gptcli, process
+from tests.converted import convert, exact_toy
 from tests.hostile import ENORMOUS, ESCAPES, SUFFIXES
+from tests.test_gguf_families import SMALL
 
 SOUND = hostile.sound()
 FAULTS = hostile.faults()
@@ -191,6 +195,37 @@ def test_damage_on_the_command_line(form, write, config):
             assert not refusal(form, path), name
         else:
             is_refused(ran, word)
+
+
+@pytest.fixture(scope="module")
+def gguf(tmp_path_factory) -> bytes:
+    """A small model that describes itself."""
+    folder = tmp_path_factory.mktemp("gguf")
+    exact_toy(SMALL | {"model_type": "llama", "num_hidden_layers": 1}, folder / "toy")
+    return convert(folder / "toy", folder / "toy.gguf").read_bytes()
+
+
+def test_a_damaged_gguf_file_on_the_command_line(gguf, tmp_path):
+    """Cut anywhere, or its header changed: refused in one line, or taken by the reader as well."""
+    words = {"inspect": [], "inspect -q": [], "params": [], "forward": ["--ids", "1", "-m"]}
+    header = len(gguf) - sum(info.end - info.start for info in read_gguf(gguf, tmp_path).infos.values())
+    damaged = list(hostile.truncations(gguf))[:: len(gguf) // 40]
+    damaged += [(name, data + gguf[header:]) for name, data in hostile.flips(gguf[:header], 2000, seed=5)][::25]
+    for i, (name, data) in enumerate(damaged):
+        path, word = tmp_path / f"{i}.gguf", [*words][i % len(words)]
+        path.write_bytes(data)
+        ran = gptcli(*word.split(), *words[word], path, columns=80, NO_COLOR="1")
+        if ran.status == 0:
+            harmless(ran)
+            assert read_gguf(data, tmp_path).infos, name
+        else:
+            is_refused(ran, word)
+
+
+def read_gguf(data: bytes, folder: Path) -> Gguf:
+    path = folder / "whole.gguf"
+    path.write_bytes(data)
+    return read_gguf_header(path)
 
 
 # Code that would run
