@@ -3,13 +3,13 @@
     python samples/make_pronouns.py [FOLDER]
 
 The model is gptcli's own forward pass: pure functions, so torch differentiates them as they stand. Half of what it
-reads is the grammar below, half is random words said again and again. The seed is SEED; from run to run
-a rounding may differ and with it the weights' digits, on another processor or with another torch the heads' places too.
+reads is the grammar below, half is random words said again and again. The seed is SEED: the same machine makes the same
+bytes again; with another processor or another torch the digits differ, and the heads may stand in other places.
 
 The grammar: the verb decides whom "it" means ("sat" the animal, "stayed" the thing), and what follows "it" or "was"
 depends on that noun alone. So the next word can be told only by who looks back at the noun. Colours, adverbs and
 sentences that begin with the place part the animal from its verb: were they always neighbours, a head could read the
-animal off the verb. The MLP is narrow, or it would choose between two nouns that the first layer had fetched both.
+animal off the verb. The MLP is narrow, so that most of the choosing between two nouns falls to attention.
 """
 
 import random
