@@ -896,3 +896,13 @@ def test_a_vocab_txt_without_its_special_words_is_refused(tmp_path):
     (tmp_path / "vocab.txt").write_text("the\ncat\n", encoding="utf-8")
     with pytest.raises(GptcliError, match=r"no word \[UNK\], which every text needs"):
         from_files(tmp_path)
+
+
+@pytest.mark.parametrize("word", ["[MASK]", "<mask>", "[BLANK]"])
+def test_a_mask_is_known_by_its_word_where_nothing_stands_beside_tokenizer_json(word, tmp_path):
+    tokenizer = Tokenizer(models.WordLevel({"[UNK]": 0, "the": 1, word: 2}, unk_token="[UNK]"))  # noqa: S106 - a word
+    tokenizer.add_special_tokens([word])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    assert from_files(tmp_path).mask == (None if word == "[BLANK]" else 2)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"mask_token": word}), encoding="utf-8")
+    assert from_files(tmp_path).mask == 2

@@ -115,16 +115,9 @@ def heads_report(
     of_after = tensor(after)
 
     def take(found: Weights) -> HeadFacts:
-        a = patterns.spec(found.layer).attention
         numbers = measures(found.pattern, found.sink, found.seen, of_after)._asdict()
         return HeadFacts(
-            layer_index=found.layer,
-            path=patterns.path(found.layer),
-            head=found.head,
-            n_heads=a.n_heads,
-            kv_head=patterns.kv_head(found.layer, found.head),
-            n_kv_heads=a.n_kv_heads,
-            window=a.window,
+            **patterns.place(found),
             **{name: x if math.isfinite(x) else None for name, x in numbers.items()},
         )
 

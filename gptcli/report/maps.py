@@ -254,16 +254,9 @@ def _map(patterns: Patterns, found: Weights, size: tuple[Axis, Axis], pooling: P
     keys = slice(columns.start, columns.stop)
     pattern = found.pattern[:, keys]  # [t, S] → [t, s]
     cells, seen = pooled(pattern, found.seen[:, keys], rows.pool, columns.pool, pooling)
-    a = patterns.spec(found.layer).attention
     return HeadMap(
-        layer_index=found.layer,
-        path=patterns.path(found.layer),
-        head=found.head,
-        n_heads=a.n_heads,
-        kv_head=patterns.kv_head(found.layer, found.head),
-        n_kv_heads=a.n_kv_heads,
-        causal=a.causal,
-        window=a.window,
+        **patterns.place(found),
+        causal=patterns.spec(found.layer).attention.causal,
         share=float(pattern.cpu().double().sum(-1).mean()),
         cells=[[x if there else None for x, there in zip(*row)] for row in zip(cells.tolist(), seen.tolist())],
         sink=None if found.sink is None else _pooled_sink(found.sink, rows, pooling),

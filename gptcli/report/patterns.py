@@ -77,6 +77,19 @@ class Patterns:
         a = self.spec(layer).attention
         return head // (a.n_heads // a.n_kv_heads)
 
+    def place(self, found: Weights) -> dict[str, Any]:
+        """Which head these weights are of, as every report says it, and how far it sees."""
+        a = self.spec(found.layer).attention
+        return {
+            "layer_index": found.layer,
+            "path": self.path(found.layer),
+            "head": found.head,
+            "n_heads": a.n_heads,
+            "kv_head": self.kv_head(found.layer, found.head),
+            "n_kv_heads": a.n_kv_heads,
+            "window": a.window,
+        }
+
     def edited(self, layer: int) -> set[str]:
         """What of this layer's attention an edit replaces: scores, pattern, z."""
         edits, at = self.run.edits, f"{self.path(layer)}.{self.part}"

@@ -19,6 +19,7 @@ GPT2_SPLIT = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?
 SPACE = "\u2581"  # sentencepiece's sign for one
 END_OF_TEXT = "<|endoftext|>"
 NO_ENDS = Ends([], [])
+MASKS = ("[MASK]", "<mask>")
 
 
 class BytePairs(Tokenizer):
@@ -77,6 +78,8 @@ class Library(Tokenizer):
         self.content = {id_: token.content for id_, token in self.run.get_added_tokens_decoder().items()}
         self.size = max(self.run.get_vocab().values(), default=-1) + 1
         self.bos, self.mask = self._id(settings.get("bos_token")), self._id(settings.get("mask_token"))
+        if self.mask is None:  # no word of it beside the file: it goes by the special word that says so
+            self.mask = next((id_ for id_, word in self.content.items() if word in MASKS), None)
         # None: the file's own post-processor has the word, whatever tokenizer_config.json says.
         self.ends = loose_ends(settings, self._id) if loose and "post_processor" not in table else None
         unknown = model.get("unk_token") if isinstance(model, dict) else None
