@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from gptcli.errors import GptcliError
 from gptcli.layout import Param
 from gptcli.run import Run, decoder_text
 from gptcli.source import Model
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 
     from gptcli.model.weights import Weights
     from gptcli.report.attribution import AttributionReport
+    from gptcli.report.diff import DiffReport
     from gptcli.report.forward import ForwardReport
     from gptcli.report.lens import LensReport, PositionReport
     from gptcli.report.params import By, ParamsReport
@@ -60,17 +62,20 @@ class Opened:
         return self._run([0]).weights
 
     def _run(self, text: Text, source: Text | None = None) -> Run:
-        read = None if source is None else [self._ids(source)]
-        if source is not None and isinstance(text, str):
-            ids = decoder_text(self.model, text).ids
-        else:
-            ids = self._ids(text)
-        run = Run(self.model, [ids], self.dtype, self.device, source=read)
+        run = Run(self.model, **self._read(text, source), dtype_name=self.dtype, device_name=self.device)
         if "weights" in self.__dict__:
             run.weights = self.weights
         else:
             self.__dict__["weights"] = run.weights
         return run
+
+    def _read(self, text: Text, source: Text | None) -> "dict[str, list[list[int]] | None]":
+        """The ids of a text and of its source."""
+        if source is not None and isinstance(text, str):
+            ids = decoder_text(self.model, text).ids
+        else:
+            ids = self._ids(text)
+        return {"ids": [ids], "source": None if source is None else [self._ids(source)]}
 
     def _ids(self, text: Text) -> list[int]:
         return self.tokens.encode(text) if isinstance(text, str) else list(text)
@@ -155,3 +160,24 @@ class Opened:
         from gptcli.report.attribution import attribution_report
 
         return attribution_report(self._run(text, source), list(words), str(position))
+
+    def diff(self, other: "Opened | str", text: Text | None = None, source: Text | None = None) -> "DiffReport":
+        """The report of `gptcli diff`: this model beside another, or beside what a path names: a checkpoint, a trace's
+        file, someone's dumps. Of a trace, which says what was read, the text is left out. Raises GptcliError.
+        """
+        from gptcli.diff.sides import Request, Side, open_side, pair
+        from gptcli.report.diff import diff_report
+        from gptcli.source import open_model
+
+        opened = isinstance(other, Opened)
+        theirs = Side("model", "", other.model) if opened else open_side(other, open_model)
+        dtypes = self.dtype, other.dtype if opened else self.dtype
+
+        def read(model: Model) -> dict:
+            if text is None:
+                raise GptcliError("no text", "give one, or ids: only a trace says itself what was read")
+            return Opened(model)._read(text, source)
+
+        request = Request(read, text is not None, dtypes, self.device)
+        a, b, told = pair(Side("model", "", self.model), theirs, request)
+        return diff_report(a, b, told=told)

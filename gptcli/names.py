@@ -1,4 +1,4 @@
-"""What others call our activations: two vocabularies as data, each readable both ways.
+"""What others call our activations: three vocabularies as data, the first two readable both ways.
 
 TransformerLens names its hooks (`blocks.0.attn.hook_q`). Where versions differ, the name is that of its bridge to the
 models of transformers. A hook's axes may stand in another order than ours, [B, T, H, D] for [B, H, T, D], and
@@ -8,6 +8,12 @@ Hugging Face's are module paths: the module whose output the activation is (`mod
 words of the checkpoint itself where there is one, else by the words that most families of transformers share. Its
 modules hand on q, k and v with all heads side by side; `attn_weights` are what an attention module hands back beside
 its output. The numbers of `hidden_states[…]` name nothing: families differ in whether the last one is normed.
+
+ggml's are what llama.cpp's eval-callback prints (src/llama-graph.cpp and src/models/ there): a name and the layer,
+`l_out-0`. The fastest axis comes first: [D, H, T] for q, which an array has as [T, H, D]. A name goes to each step of
+what it names, and the last stays: `Qcur` is q with its heads side by side, then with a bias, then split, and in the end
+turned. `ffn_up` is before a bias is added, and `ffn_up_b` after. `kq` is q·k before the scale in some architectures and
+after it in others, so it names nothing here. Both stacks of an encoder-decoder have the same names: none is understood.
 
 An activation that they have no name for has none here.
 """
@@ -23,7 +29,7 @@ from gptcli.source import Model
 from gptcli.spec import Experts, Learned, Sinusoidal, Spec
 from gptcli.trace import LAYER_POINTS, points
 
-Vocabulary = Literal["ours", "transformerlens", "huggingface"]
+Vocabulary = Literal["ours", "transformerlens", "huggingface", "ggml"]
 
 
 def _plain_embedding(spec: Spec) -> bool:
@@ -53,6 +59,17 @@ CONDITIONS: dict[str, Callable[[Spec], bool]] = {
     "not across": lambda spec: spec.encoder is None,
     "experts": lambda spec: isinstance(spec.mlp, Experts),
     "one MLP": lambda spec: not isinstance(spec.mlp, Experts),
+    "normed before": lambda spec: spec.norm.placement in ("pre", "sandwich"),
+    "sum is as it is": lambda spec: spec.norm.placement != "post",
+    "biased": lambda spec: spec.mlp.bias,
+    "not biased": lambda spec: not spec.mlp.bias,
+    "biased router": lambda spec: spec.mlp.router_bias,
+    "unbiased router": lambda spec: not spec.mlp.router_bias,
+    "MLP by itself": lambda spec: spec.residual != "parallel" and getattr(spec.mlp, "shared_size", 1) is not None,
+    "experts by themselves": lambda spec: isinstance(spec.mlp, Experts) and spec.mlp.shared_size is None,
+    "positions added": lambda spec: isinstance(spec.position, Learned) and not spec.norm.embedding,
+    "positions added, normed": lambda spec: isinstance(spec.position, Learned) and spec.norm.embedding,
+    "embedding scaled": lambda spec: spec.embed_scale != 1.0 and not isinstance(spec.position, Learned | Sinusoidal),
 }
 
 
@@ -173,14 +190,55 @@ STACK_MODULES: dict[str, tuple[Module, ...]] = {
     "logits": (Module("lm_head", "lm_head", "plain head"),),
 }
 
+# By our name within a layer: ggml's, to which the layer is added.
+LAYER_TENSORS: dict[str, tuple[Name, ...]] = dict.fromkeys(LAYER_POINTS, ()) | {
+    "attn_norm": (Name("attn_norm", "normed before"),),
+    "attn.q": (Name("Qcur"),),
+    "attn.k": (Name("Kcur"),),
+    "attn.v": (Name("Vcur"),),
+    "attn.q_norm": (Name("Qcur_normed"),),
+    "attn.k_norm": (Name("Kcur_normed"),),
+    "attn.q_rot": (Name("Qcur"),),
+    "attn.k_rot": (Name("Kcur"),),
+    "attn.pattern": (Name("kq_soft_max", "", "kq_soft_max_ext"),),
+    "attn.z": (Name("kqv_out", "sum is as it is", "kqv"),),
+    "attn_out": (Name("attn_out"),),
+    "attn_out_norm": (Name("attn_post_norm"),),
+    "resid_mid": (Name("ffn_inp", "", "sa_out"),),
+    "mlp_norm": (Name("ffn_norm", "normed before"), Name("attn_post_norm", "normed on one side")),
+    "mlp.router": (Name("ffn_moe_logits", "unbiased router"), Name("ffn_moe_logits_biased", "biased router")),
+    "mlp.up": (Name("ffn_up", "not biased"), Name("ffn_up_b", "biased")),
+    "mlp.gate": (Name("ffn_gate", "not biased"), Name("ffn_gate_b", "biased")),
+    "mlp.act": (Name("ffn_swiglu", "gated", "ffn_geglu"), Name("ffn_gate_par", "gated"), Name("ffn_gelu", "not gated")),
+    "mlp_out": (Name("ffn_out", "MLP by itself"), Name("ffn_moe_out", "experts by themselves")),
+    "mlp_out_norm": (Name("ffn_post_norm"),),
+    "resid_post": (Name("l_out"),),
+}
+STACK_TENSORS: dict[str, tuple[Name, ...]] = dict.fromkeys(STACK_MODULES, ()) | {
+    "embed": (
+        Name("inp_embd", "plain embedding", "embd"),
+        Name("inpL", "positions added"),
+        Name("inp_embd", "positions added, normed"),
+        Name("inp_scaled", "embedding scaled"),
+    ),
+    "embed_norm": (Name("inp_norm"),),
+    "final_norm": (Name("result_norm"),),
+    "logits": (Name("result_output"),),
+}
+
 
 class Names:
     """A vocabulary for the activations of one model: `names.of(path)`, and back by `names.select(name or pattern)`."""
 
     def __init__(self, model: Model, vocabulary: Vocabulary = "ours"):
         self.vocabulary, self.paths = vocabulary, [path for path, _ in points(model.spec)]
-        find = {"ours": lambda path, model: [path], "transformerlens": _hooks, "huggingface": _modules}[vocabulary]
-        self.known = {path: find(path, model) for path in self.paths}
+        find = {
+            "ours": lambda path, model: [path],
+            "transformerlens": _hooks,
+            "huggingface": _modules,
+            "ggml": _tensors,
+        }
+        self.known = {path: find[vocabulary](path, model) for path in self.paths}
 
     def of(self, path: str) -> str | None:
         """What this vocabulary calls one of our paths; None where it has no name for it."""
@@ -215,6 +273,15 @@ def _hooks(path: str, model: Model) -> list[str]:
     return [before + name for row in rows for name in (row.theirs, row.also) if name]
 
 
+def _tensors(path: str, model: Model) -> list[str]:
+    place = Place.of(path)
+    if model.spec.encoder is not None:
+        return []
+    table, layer = (STACK_TENSORS, "") if place.layer is None else (LAYER_TENSORS, f"-{place.layer}")
+    rows = (row for row in table[place.name] if CONDITIONS[row.when](place.spec(model.spec)))
+    return [name + layer for row in rows for name in (row.theirs, row.also) if name]
+
+
 def _modules(path: str, model: Model) -> list[str]:
     place = Place.of(path)
     table = STACK_MODULES if place.layer is None else LAYER_MODULES
@@ -233,14 +300,20 @@ def _module(row: Module, place: Place, model: Model) -> str | None:
     if bound is None:  # tied, or a norm without weights
         plain = row.stem == "lm_head" and model.spec.lm_head.transform is None
         return row.common if plain else None
-    module = bound.stored.removesuffix(".weight")
-    if row.place == "whole":
-        return re.match(rf".*?\.{place.layer}(?=\.)", f".{module}")[0].lstrip(".")
-    if row.place == "inside":
-        return f"{module.rpartition('.')[0]}.{row.common.rpartition('.')[2]}"
-    if row.place == "around":
-        return module.rpartition(".")[0]
-    return module if bound.parts == 1 and bound.item is None else None
+    if row.place == "own" and (bound.parts > 1 or bound.item is not None):
+        return None
+    module = module_of(bound.stored, row.place, place.layer)
+    return f"{module}.{row.common.rpartition('.')[2]}" if row.place == "inside" else module
+
+
+def module_of(stored: str, place: str, layer: int | None) -> str:
+    """The path of the module of a checkpoint's weight: its `own`, the one that holds it (`inside`, `around`), or its
+    `whole` layer's.
+    """
+    module = stored.removesuffix(".weight")
+    if place == "whole":
+        return re.match(rf".*?\.{layer}(?=\.)", f".{module}")[0].lstrip(".")
+    return module if place == "own" else module.rpartition(".")[0]
 
 
 def _common(row: Module, place: Place, layer: str, spec: Spec) -> str:

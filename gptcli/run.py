@@ -2,6 +2,7 @@
 
 import re
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar, Literal
@@ -125,6 +126,34 @@ class Run:
         if self.edits is not None and head:
             self.edits.check()
         return logits[:, -1:] if last else logits
+
+    def exact(self) -> "Run | None":
+        """The same request in float64, of the weights as they are stored; None where it can't be run again.
+
+        Each weight is cast when it is read, and not kept. Packed weights are what they are unpacked to in float32.
+        """
+        import torch
+
+        from gptcli.model.weights import Lazy, Weights
+
+        device = self.device if self.device.type != "mps" else torch.device("cpu")
+        wide = self.model.kind == "hand-written" or self.model.stored_dtype == "float64"
+        dtype = torch.float64 if wide else torch.float32
+        stored = self.weights if self.dtype == dtype else self.model.weights(dtype, self.device)
+        kept = stored.tensors.made if stored is not self.weights and isinstance(stored.tensors, Lazy) else {}
+
+        def cast(name: str) -> "Callable[..., Tensor]":
+            def make(*ids: "Tensor") -> "Tensor":
+                tensor = (stored.rows(name, *ids) if ids else stored[name]).to(device, torch.float64)
+                kept.clear()
+                return tensor
+
+            return make
+
+        found = replace(self, dtype_name="float64", device_name=str(device))
+        found.edits = self.edits
+        found.weights = Weights(Lazy({name: cast(name) for name in stored.tensors}, stored.tensors), stored.ties)
+        return found
 
     def column(self, text: int, position: int) -> int:
         """Where a text's position stands among the padded ones."""

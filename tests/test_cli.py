@@ -40,6 +40,7 @@ EVERY = {
     "lens --position": ["lens", "--position", "-1"],
     "heads": ["heads"],
     "params": ["params"],
+    "diff": ["diff", "cats", "cats", "--dtype-b", "bf16"],
     "draw": ["draw"],
     "draw A B": ["draw", "cats", "gpt2-small"],
     "lab": ["lab"],

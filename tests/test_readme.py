@@ -35,7 +35,8 @@ def run(command: str) -> str:
         env=environment,
         stdin=subprocess.DEVNULL,
     )
-    assert done.returncode == (2 if "--layer 0" in command else 0), done.stderr
+    expected = {"gptcli trace --layer 0": 2, "gptcli diff cats cats-port": 1}
+    assert done.returncode == expected.get(command, 0), done.stderr
     return printed(done.stdout, done.stderr)
 
 
@@ -52,7 +53,9 @@ def blocks(page: Path) -> list[tuple[str, str]]:
 def portable(text: str) -> str:
     """Rounding errors differ from processor to processor."""
     what = r"(fused kernel's z|sum to 1|relative to their sizes\)|the fused kernel to) .*"
-    return re.sub(what, r"\1", text)
+    text = re.sub(what, r"\1", text)
+    compares = text.startswith(("parted at", "equal within"))
+    return re.sub(r"\d\.\de[-+]\d\d|0\.99\d+", "#", text) if compares else text
 
 
 @pytest.mark.parametrize("command, shown", blocks(README))

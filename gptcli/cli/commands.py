@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from gptcli.cli.diff import diff
 from gptcli.cli.heads import heads
 from gptcli.cli.lens import lens
 from gptcli.cli.options import (
@@ -21,7 +22,7 @@ from gptcli.cli.text import read_ids, run_of
 from gptcli.cli.trace import trace
 from gptcli.errors import GptcliError
 
-__all__ = ["heads", "lens", "trace"]  # the commands with a file of their own
+__all__ = ["diff", "heads", "lens", "trace"]  # the commands with a file of their own
 
 Words = Annotated[
     list[str] | None, typer.Option("--token", metavar="WORD", help="Add a row for this token (repeatable).")

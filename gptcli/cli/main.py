@@ -28,6 +28,7 @@ COMMANDS = (
     ("heads", "heads", "Look inside"),
     ("params", "params", "What it is"),
     ("inspect", "inspect", "What it is"),
+    ("diff", "diff", "What it is"),
     ("draw", "draw", "What it is"),
     ("tokens", "tokens", "Around it"),
     ("config", "config", "Around it"),

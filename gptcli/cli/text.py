@@ -108,7 +108,7 @@ def _read_text(model: Model, words: list[str], read: "TextOptions", has_source: 
     begun = has_source and model.start is not None and read.bos is not False  # a decoder's text may be its start alone
     if words:
         _refuse_a_model(words[0])
-        texts = _texts(words, read.batch)
+        texts = read_texts(words, read.batch)
     elif _unread_input():
         raise GptcliError("standard input holds a text, but nothing said to read it", "write - in the text's place")
     elif model.config is not None and model.config.prompt is not None:
@@ -151,7 +151,8 @@ def _rule(model: Model, read: "TextOptions") -> "Rule":
     return Rule(read.bos, read.special or model.fills)
 
 
-def _texts(words: list[str], batch: bool) -> list[str]:
+def read_texts(words: list[str], batch: bool) -> list[str]:
+    """The texts that words make; `-` reads standard input, which can be read once."""
     if words == ["-"]:
         try:
             text = sys.stdin.buffer.read().decode("utf-8")

@@ -545,6 +545,21 @@ ARCHITECTURES = {
     "olmo2": OLMO2,
 }
 
+# What a config.json's model_type is called in a file, where that is another word.
+WRITTEN_AS = {
+    "mistral": "llama",
+    "mixtral": "llama",
+    "gpt_neox": "gptneox",
+    "gpt_oss": "gpt-oss",
+    "gemma3_text": "gemma3",
+}
+
+
+def pairs_rows(kind: str) -> bool:
+    """Are rows of q and k put into pairs when a model of this model_type is written to a file?"""
+    record = ARCHITECTURES.get(WRITTEN_AS.get(kind, kind))
+    return record is not None and "layers.#.attn.q" in record.names and record.names["layers.#.attn.q"].paired
+
 
 class Described(NamedTuple):
     """An architecture read from a file's metadata, the keys of it that nobody knows, and where values come from."""

@@ -26,20 +26,12 @@ from gptcli.model.weights import Lazy
 TIED = {"lm_head.weight": "head", "encoder.embed.weight": "encoder table"}
 
 
-def stored_weights(
-    binding: Binding,
-    infos: Mapping[str, TensorInfo],
-    dtype: torch.dtype,
-    device: torch.device,
-    packing: Packing | None = None,
-) -> Lazy:
-    """Every bound parameter in the layout's shape, each read, and dequantised, when it is first asked for.
+def reader() -> Callable[[TensorInfo, str], Tensor]:
+    """What gives a stored tensor, by its place and its name, as it lies in its file: of a packed type, rows of blocks.
 
-    Beside them stand the copies that the file holds, until settle_ties drops them.
+    Files are opened once, and mapped where they can be.
     """
     files: dict[Path, Any] = {}
-    packed = packing.weights if packing else {}
-    at = device if device.type == "cuda" else torch.device("cpu")  # where 8-bit floats are known
 
     def read(info: TensorInfo, stored: str) -> Tensor:
         name = info.key or stored
@@ -52,6 +44,24 @@ def stored_weights(
         if info.file not in files:
             files[info.file] = safe_open(info.file, framework="pt")
         return files[info.file].get_tensor(name)
+
+    return read
+
+
+def stored_weights(
+    binding: Binding,
+    infos: Mapping[str, TensorInfo],
+    dtype: torch.dtype,
+    device: torch.device,
+    packing: Packing | None = None,
+) -> Lazy:
+    """Every bound parameter in the layout's shape, each read, and dequantised, when it is first asked for.
+
+    Beside them stand the copies that the file holds, until settle_ties drops them.
+    """
+    packed = packing.weights if packing else {}
+    at = device if device.type == "cuda" else torch.device("cpu")  # where 8-bit floats are known
+    read = reader()
 
     def unpack(bound: Bound) -> Tensor:
         weight = packed[bound.stored]

@@ -270,6 +270,16 @@ def open_tensors(path: Path, said: str) -> Tensors:
     return (_Array if path.suffix == ".npy" else _Named)(path, said)
 
 
+def on_the_side(held: "dict[str, Tensor]", probe: Silent) -> None:
+    """Shows a probe what is computed on the side in a run (BESIDE), in the parts that it asks for."""
+    wanted = next(filter(None, map(probe.selection, BESIDE)), None)
+    if wanted is None or not held:
+        return
+    for part in wanted.parts(next(iter(held.values())).shape[1]):
+        for name, x in held.items():
+            probe(name, x[:, part.heads, part.queries])
+
+
 class Replay(Run):
     """A run that comes out of a trace's file: activations pass a probe as they passed when they were written.
 
@@ -354,20 +364,13 @@ class Replay(Run):
             scope, _, name = path.rpartition(".")
             here = probe.at(scope) if scope else probe
             if name == BESIDE[0]:
-                self._beside(scope, here)
+                on_the_side({n: self.file[f"{scope}.{n}"] for n in BESIDE if self.holds(f"{scope}.{n}")}, here)
             elif name not in BESIDE and self.holds(path) and (anything or here.wants(name)):
                 here(name, self.file[path])
         return self.file["logits"] if self.holds("logits") else torch.empty(0)
 
-    def _beside(self, scope: str, probe: Silent) -> None:
-        """What is computed on the side in a run, in the parts that the probe asks for."""
-        held = {name: self.file[f"{scope}.{name}"] for name in BESIDE if self.holds(f"{scope}.{name}")}
-        wanted = next(filter(None, map(probe.selection, BESIDE)), None)
-        if wanted is None or not held:
-            return
-        for part in wanted.parts(next(iter(held.values())).shape[1]):
-            for name, x in held.items():
-                probe(name, x[:, part.heads, part.queries])
+    def exact(self) -> None:
+        """What a file holds can't be run again."""
 
     def tokens(self) -> list[list[Token]]:
         return self._tokens
