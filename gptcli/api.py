@@ -1,8 +1,9 @@
 """A model as Python sees it: what the command line does, without the command line."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from copy import copy
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from gptcli.errors import GptcliError
 from gptcli.layout import Param
@@ -16,12 +17,17 @@ if TYPE_CHECKING:
     from gptcli.model.weights import Weights
     from gptcli.report.attribution import AttributionReport
     from gptcli.report.diff import DiffReport
+    from gptcli.report.edits import Request
     from gptcli.report.forward import ForwardReport
+    from gptcli.report.heads import By as What
+    from gptcli.report.heads import HeadsReport
     from gptcli.report.lens import LensReport, PositionReport
+    from gptcli.report.maps import MapReport
     from gptcli.report.params import By, ParamsReport
     from gptcli.report.score import ScoreReport
     from gptcli.report.topk import TopkReport
-    from gptcli.report.trace import Attending, TraceReport
+    from gptcli.report.trace import TraceReport
+    from gptcli.report.view import Attending
     from gptcli.tokens import Tokenizer
 
 Text = str | Sequence[int]  # words, or ids
@@ -32,6 +38,7 @@ class Opened:
 
     def __init__(self, model: Model, device: str = "auto", dtype: str = "auto"):
         self.model, self.device, self.dtype = model, device, dtype
+        self._requests: tuple[Request, ...] = ()
 
     def __repr__(self) -> str:
         return f"<gptcli model {self.model.shown}>"
@@ -67,6 +74,10 @@ class Opened:
             run.weights = self.weights
         else:
             self.__dict__["weights"] = run.weights
+        if self._requests:
+            from gptcli.report.edits import edits_of
+
+            run.edits = edits_of(run, list(self._requests))
         return run
 
     def _read(self, text: Text, source: Text | None) -> "dict[str, list[list[int]] | None]":
@@ -80,6 +91,29 @@ class Opened:
     def _ids(self, text: Text) -> list[int]:
         return self.tokens.encode(text) if isinstance(text, str) else list(text)
 
+    def edited(
+        self,
+        ablate: str | Sequence[str] = (),
+        patch: Mapping[str, str] | None = None,
+        set: Mapping[str, float] | None = None,
+        ablate_with: Literal["zero", "mean"] = "zero",
+    ) -> "Opened":
+        """The same model, whose every run is edited: `m.edited(ablate="L0H1").logits(text)`.
+
+        ablate: heads and activations that are zeros, or their mean over positions; patch: activations and the files
+        that hold others; set: `{"layers.0.attn.pattern[0,3]": 0}`. They are what --ablate, --patch and --set mean, and
+        are added to the edits that this model has. A run raises GptcliError for an edit that touches nothing.
+        """
+        from gptcli.report.edits import Request
+
+        new = copy(self)
+        paths = [ablate] if isinstance(ablate, str) else ablate
+        asked = [Request("ablate", path, ablate_with) for path in paths]
+        asked += [Request("patch", f"{file}:{path}") for path, file in (patch or {}).items()]
+        asked += [Request("set", f"{path}={value!r}") for path, value in (set or {}).items()]
+        new._requests = (*self._requests, *asked)
+        return new
+
     def logits(self, text: Text, source: Text | None = None) -> "Tensor":
         """Next-token logits after every position: [T, V], float32 (float64 in float64)."""
         return self._run(text, source).forward("all")[0]
@@ -91,8 +125,8 @@ class Opened:
         """
         from gptcli.trace import Recorder
 
-        recorder = Recorder(*paths)
-        self._run(text, source).forward("all", recorder)
+        recorder, run = Recorder(*paths), self._run(text, source)
+        run.forward("all", recorder, head=run.needs_head(recorder.wants))
         return recorder.kept
 
     def params(self, by: "By" = "component") -> "ParamsReport":
@@ -136,11 +170,43 @@ class Opened:
         source: Text | None = None,
     ) -> "TraceReport":
         """The report of `gptcli trace`. layer and head count from 0, as everywhere in Python."""
-        from gptcli.report.trace import heads_of, layers_of, stack_of, trace_report
+        from gptcli.report.trace import trace_report
+        from gptcli.report.view import heads_of, layers_of, stack_of
 
         stack = stack_of(attention, self.spec)
         layers, heads = layers_of(f"L{layer}", stack), heads_of(str(head), stack, attention)
         return trace_report(self._run(text, source), layers, heads, str(position), attention)
+
+    def maps(
+        self,
+        text: Text,
+        layer: int | str = "all",
+        head: int | str = "all",
+        attention: "Attending" = "self",
+        source: Text | None = None,
+    ) -> "MapReport":
+        """The report of `gptcli trace --map`: softmax weights of heads, every one, not pooled. Both count from 0."""
+        from gptcli.report.maps import axes_of, map_reports
+        from gptcli.report.patterns import Patterns
+        from gptcli.report.view import heads_of, layers_of
+
+        patterns = Patterns(self._run(text, source), attention)
+        layers = layers_of(layer if layer == "all" else f"L{layer}", patterns.stack)
+        heads = heads_of(str(head), patterns.stack, attention)
+        [report] = map_reports(patterns, layers, heads, [axes_of(patterns, None, None, drop_first=False)])
+        return report
+
+    def heads(
+        self,
+        text: Text,
+        by: "What" = "previous",
+        attention: Literal["self", "encoder"] = "self",
+        source: Text | None = None,
+    ) -> "HeadsReport":
+        """The report of `gptcli heads`: every head of every layer, ranked by what it does with the text."""
+        from gptcli.report.heads import heads_report
+
+        return heads_report(self._run(text, source), by, attending=attention)
 
     def lens(
         self, text: Text, position: int | str | None = None, k: int = 5, source: Text | None = None

@@ -2,7 +2,7 @@
 
 TransformerLens names its hooks (`blocks.0.attn.hook_q`). Where versions differ, the name is that of its bridge to the
 models of transformers. A hook's axes may stand in another order than ours, [B, T, H, D] for [B, H, T, D], and
-`hook_attn_scores` holds -∞ where the mask hides a key.
+`hook_attn_scores` holds -∞, or its type's lowest number, where the mask hides a key.
 
 Hugging Face's are module paths: the module whose output the activation is (`model.layers.0.self_attn.q_proj`), by the
 words of the checkpoint itself where there is one, else by the words that most families of transformers share. Its

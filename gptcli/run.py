@@ -5,14 +5,14 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from gptcli import count
 from gptcli.errors import GptcliError
 from gptcli.report import ModelFacts
 from gptcli.source import Model
 from gptcli.tokens import OWN_RULE, Encoded, Rule, Token
-from gptcli.trace import SILENT, Both, Silent
+from gptcli.trace import SILENT, Both, Silent, points
 
 if TYPE_CHECKING:
     import torch
@@ -103,28 +103,32 @@ class Run:
         kept = [[False] * (width - len(text)) + [True] * len(text) for text in texts]
         return numbers, torch.tensor(kept, device=self.device)
 
-    def forward(self, rows: Literal["last", "all"], probe: Silent = SILENT, head: bool = True) -> "Tensor":
+    def forward(
+        self, rows: Literal["last", "all"], probe: Silent = SILENT, head: bool = True, edited: bool = True
+    ) -> "Tensor":
         """Logits [B, T, V], or [B, 1, V] for rows=last; without the head, final vectors [B, T, C].
 
-        Raises GptcliError for ids that the model can't take, and for an edit that changes nothing.
+        edited: with the edits, if there are any. Raises GptcliError for ids that the model can't take, and for an edit
+        that changes nothing.
         """
         import torch
 
         from gptcli.model.forward import check, forward
 
-        last = rows == "last" and self.edits is not None  # edits count positions from the first
+        edits = self.edits if edited else None
+        last = rows == "last" and edits is not None  # edits count positions from the first
         with torch.inference_mode():
             inputs, spec = self.inputs("all" if last else rows), self.model.spec
             check(inputs, spec)
             weights = self.weights
-            probe = probe if self.edits is None else Both(self.edits.editor, probe)
+            probe = probe if edits is None else Both(edits.editor, probe)
             begun = time.perf_counter()
             logits = forward(inputs, weights, spec if head else replace(spec, lm_head=None), probe)
             if self.device.type == "cuda":
                 torch.cuda.synchronize(self.device)
             self.seconds = time.perf_counter() - begun
-        if self.edits is not None and head:
-            self.edits.check()
+        if edits is not None:
+            edits.check()
         return logits[:, -1:] if last else logits
 
     def exact(self) -> "Run | None":
@@ -154,6 +158,22 @@ class Run:
         found.edits = self.edits
         found.weights = Weights(Lazy({name: cast(name) for name in stored.tensors}, stored.tensors), stored.ties)
         return found
+
+    def single(self, what: str) -> None:
+        """Raises GptcliError where there are several texts: what was asked for is of one."""
+        if len(self.ids) > 1:
+            raise GptcliError(f"{len(self.ids)} texts, but {what}", "give one text")
+
+    @property
+    def notes(self) -> list[str]:
+        """What a person should know of the model, once it has run, and of the edits."""
+        return [*self.model.notes, *(self.edits.notes if self.edits else ())]
+
+    def needs_head(self, wants: Callable[[str], bool]) -> bool:
+        """Is anything wanted, or edited, that the head makes of the final vectors?"""
+        headless = {path for path, _ in points(replace(self.model.spec, lm_head=None))}
+        made = [path for path, _ in points(self.model.spec) if path not in headless]
+        return any(wants(path) or (self.edits is not None and self.edits.of(path)) for path in made)
 
     def column(self, text: int, position: int) -> int:
         """Where a text's position stands among the padded ones."""
@@ -191,6 +211,10 @@ class Run:
     def source_tokens(self) -> list[list[Token]]:
         """What the encoder was fed, where there is one beside the decoder."""
         return _labelled(self.source or [], self.source_added, self.model.labels)
+
+    def told(self) -> dict[str, Any]:
+        """What a RunReport begins with."""
+        return {"model": self.facts(), "tokens": self.tokens(), "source": self.source_tokens()}
 
     def facts(self) -> ModelFacts:
         found = self.model.facts(str(self.dtype).removeprefix("torch."), str(self.device))

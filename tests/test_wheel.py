@@ -58,6 +58,8 @@ def test_wheel_holds_the_configs_the_samples_and_no_tests(wheel):
         files = [p for p in (ROOT / folder).rglob("*") if p.is_file() and "__pycache__" not in p.parts]
         assert len(files) > 5
         assert {f"gptcli/_shipped/{p.relative_to(ROOT)}" for p in files} <= set(names)
+    page = {f"gptcli/render/page/page.{kind}" for kind in ("html", "css", "js")}
+    assert page <= set(names)
     assert {name.split("/")[0] for name in names} == {"gptcli", f"gptcli-{gptcli.__version__}.dist-info"}
     assert not [name for name in names if name.endswith(".pyc")]
 

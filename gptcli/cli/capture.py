@@ -1,5 +1,6 @@
 """`trace -o x.safetensors`, `--from`, `--names`, `--max-memory`: options of traces as files, and what they come to."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -11,12 +12,14 @@ from gptcli.errors import GptcliError
 
 if TYPE_CHECKING:
     from gptcli.names import Names
+    from gptcli.report import Report
     from gptcli.report.capture import CaptureReport, Replay
     from gptcli.report.room import Room
     from gptcli.report.trace import Attending
     from gptcli.run import Run
 
 SUFFIXES = (".safetensors", ".npy")
+PAGE = ".html"
 # What a file has said already: the options of a run, and how a person gives them.
 OF_A_RUN = {
     name: f"--{name.replace('_', '-')}"
@@ -54,6 +57,39 @@ class FileOptions:
         """Refuses a vocabulary where no activation is named. Raises GptcliError."""
         if self.names != "ours" and not speaks:
             raise GptcliError(f"--names {self.names} without --list, --at, -o or an edit", "say what it should name")
+
+    def pages(self, out: OutputOptions) -> list[Path]:
+        """The pages to write."""
+        return [path for path in out.output or () if path.suffix == PAGE]
+
+    def check_page(self, out: OutputOptions, beside: list[str]) -> None:
+        """Refuses a page beside options that show no head. Raises GptcliError."""
+        if self.pages(out) and beside:
+            raise GptcliError(f"-o {self.pages(out)[0]} and {beside[0]}", "a page shows heads: leave one out", "output")
+
+    def page(
+        self, out: OutputOptions, run: "Run", layers: list[int], heads: list[int], position: str, attending: "Attending"
+    ) -> "Callable[[Report], None]":
+        """Plans the pages that are asked for; what is returned writes them, given the report that is shown.
+
+        Raises GptcliError before anything runs where memory or the file don't hold a page.
+        """
+        files = self.pages(out)
+        if not files:
+            return lambda report: None
+        from gptcli.render.page import write_page
+        from gptcli.report.page import page_report
+        from gptcli.report.page_plan import plan_of
+        from gptcli.report.trace import TraceReport
+
+        plan = plan_of(run, layers, heads, position, attending, self.room(out, run))
+
+        def write(report: "Report") -> None:
+            page = page_report(run, plan, report if isinstance(report, TraceReport) else None)
+            for file in files:
+                write_page(file, page)
+
+        return write
 
     def replay(self, out: OutputOptions) -> "Replay":
         """The run that the file holds. Raises GptcliError for an option that says what to run instead."""

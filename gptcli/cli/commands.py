@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 import typer
 
 from gptcli.cli.diff import diff
+from gptcli.cli.edits import EditOptions, asked
 from gptcli.cli.heads import heads
 from gptcli.cli.lens import lens
 from gptcli.cli.options import (
@@ -29,18 +30,13 @@ Words = Annotated[
 ]
 
 
-def _asked(model, words: list[str] | None) -> tuple[str, ...]:
-    """The words given by --token, and the ones that the config presets."""
-    preset = model.config.show if model.config else ()
-    return (*preset, *(words or ()))
-
-
 @command
 def forward(
     given: ModelOptions,
     how: RunOptions,
     read: TextOptions,
     out: OutputOptions,
+    edit: EditOptions,
     text: Text = None,
     k: Annotated[int, typer.Option("--top-k", "-k", metavar="N", min=1, help="Next tokens to list.")] = 5,
     token: Words = None,
@@ -58,13 +54,14 @@ def forward(
     model = given.open(example=read.example)
     fed = read_ids(model, text, read)
     run = run_of(model, how, fed)
-    report, logits = forward_report(run, k, _asked(model, token), stages)
+    edit.make(run)
+    report, logits = forward_report(run, k, asked(model, token), stages)
     for path in out.output or ():
         if path.suffix != ".json":
             from gptcli.render.files import write_logits
 
             write_logits(path, logits, run.inputs("all").ids)
-    out.show(report, model.notes, run.seconds, fed.count)
+    out.show(report, run.notes, run.seconds, fed.count)
 
 
 @command
@@ -73,6 +70,7 @@ def topk(
     how: RunOptions,
     read: TextOptions,
     out: OutputOptions,
+    edit: EditOptions,
     text: Text = None,
     k: Annotated[int, typer.Option("--top-k", "-k", metavar="N", min=1, help="How many.")] = 10,
     token: Words = None,
@@ -93,14 +91,22 @@ def topk(
     model = given.open(example=read.example)
     fed = read_ids(model, text, read)
     run = run_of(model, how, fed)
+    edit.make(run)
     if model.fills and came_from("position", "DEFAULT"):
         position = "mask"
-    report = topk_report(run, k, _asked(model, token), position, temperature)
-    out.show(report, model.notes, run.seconds, fed.count)
+    report = topk_report(run, k, asked(model, token), position, temperature)
+    out.show(report, run.notes, run.seconds, fed.count)
 
 
 @command
-def score(given: ModelOptions, how: RunOptions, read: TextOptions, out: OutputOptions, text: Text = None) -> None:
+def score(
+    given: ModelOptions,
+    how: RunOptions,
+    read: TextOptions,
+    out: OutputOptions,
+    edit: EditOptions,
+    text: Text = None,
+) -> None:
     """Score a text's own tokens: log-probability, rank, surprisal, perplexity.
 
     gptcli score "Cats sit on mats"
@@ -111,7 +117,8 @@ def score(given: ModelOptions, how: RunOptions, read: TextOptions, out: OutputOp
     model = given.open(example=read.example)
     fed = read_ids(model, text, read)
     run = run_of(model, how, fed)
-    out.show(score_report(run), model.notes, run.seconds, fed.count)
+    edit.make(run)
+    out.show(score_report(run), run.notes, run.seconds, fed.count)
 
 
 @command

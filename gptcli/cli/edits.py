@@ -1,4 +1,4 @@
-"""`trace --ablate`, `--patch`, `--set`: their options, and what they come to."""
+"""`--ablate`, `--patch`, `--set`: options of every command that runs a text, and what they come to."""
 
 import sys
 from dataclasses import dataclass
@@ -11,9 +11,9 @@ from gptcli.errors import GptcliError
 
 if TYPE_CHECKING:
     from gptcli.names import Names
-    from gptcli.report.edits import Edits, EditsReport, Request
+    from gptcli.report.edits import EditsReport, Request
     from gptcli.report.room import Room
-    from gptcli.report.trace import Attending
+    from gptcli.report.view import Attending
     from gptcli.run import Run
     from gptcli.source import Model
 
@@ -48,6 +48,59 @@ class EditOptions:
             help="layers.0.attn.pattern[0,3]=0: head 0, query 3, every key.",
         ),
     ] = None  # fmt: skip
+
+    def values(self, kind: str) -> list[str]:
+        """What was given for an option."""
+        return list(getattr(self, "set_" if kind == "set" else kind) or ())
+
+    @property
+    def given(self) -> list[str]:
+        """The options that were given, as they are called."""
+        return [f"--{kind}" for kind in KINDS if self.values(kind)]
+
+    def requests(self) -> "list[Request]":
+        """The edits in the order in which they stand on the command line."""
+        from gptcli.report.edits import Request
+
+        left = {kind: self.values(kind) for kind in KINDS}
+        found = []
+        for word, following in zip(sys.argv, [*sys.argv[1:], ""]):
+            option, sign, value = word.partition("=")
+            kind, value = option.removeprefix("--"), value if sign else following
+            if option.startswith("--") and left.get(kind, [])[:1] == [value]:
+                found.append(Request(kind, left[kind].pop(0), self.ablate_with))
+        return found + [Request(kind, value, self.ablate_with) for kind, values in left.items() for value in values]
+
+    def check(self, *others: tuple[str, str]) -> None:
+        """Refuses options that tell of edits where there are none: parameters, and how they are called.
+
+        Raises GptcliError.
+        """
+        for name, said in (("ablate_with", "--ablate-with"), *others):
+            if not self.given and came_from(name, "COMMANDLINE"):
+                raise GptcliError(f"{said} without an edit", f"give one of {', '.join(f'--{k}' for k in KINDS)}")
+        if self.ablate_with != "zero" and not self.ablate:
+            raise GptcliError(f"--ablate-with {self.ablate_with} without --ablate", "name what to ablate")
+
+    def make(
+        self,
+        run: "Run",
+        position: str | None = None,
+        attending: "Attending" = "self",
+        names: "Names | None" = None,
+    ) -> None:
+        """Gives the run its edits, if there are any. Raises GptcliError."""
+        from gptcli.report.edits import edits_of
+
+        self.check()
+        if self.given:
+            run.edits = edits_of(run, self.requests(), position, attending, names)
+
+
+@dataclass
+class BesideOptions(EditOptions):
+    """What is changed on the way, and what is shown of the run with and without."""
+
     token: Annotated[
         list[str] | None,
         typer.Option("--token", metavar="WORD", rich_help_panel="Edit", help="Show what becomes of this token."),
@@ -55,42 +108,6 @@ class EditOptions:
     k: Annotated[
         int, typer.Option("--top-k", "-k", metavar="N", min=1, rich_help_panel="Edit", help="Next tokens to list.")
     ] = 5
-
-    @property
-    def given(self) -> list[str]:
-        """The options that were given, as they are called."""
-        return [f"--{kind}" for kind in KINDS if getattr(self, "set_" if kind == "set" else kind)]
-
-    def check(self) -> None:
-        """Refuses options that tell of edits where there are none. Raises GptcliError."""
-        if self.given:
-            return
-        for name, said in (("ablate_with", "--ablate-with"), ("token", "--token"), ("k", "-k")):
-            if came_from(name, "COMMANDLINE"):
-                raise GptcliError(f"{said} without an edit", f"give one of {', '.join(f'--{k}' for k in KINDS)}")
-
-    def edits(self, run: "Run", position: str | None, attending: "Attending", names: "Names") -> "Edits | None":
-        """The edits of a run; None where there are none. Raises GptcliError."""
-        from gptcli.report.edits import edits_of
-
-        if not self.given:
-            return None
-        if self.ablate_with != "zero" and not self.ablate:
-            raise GptcliError(f"--ablate-with {self.ablate_with} without --ablate", "name what to ablate")
-        return edits_of(run, self.requests(), self.ablate_with, position, attending, names)
-
-    def requests(self) -> "list[Request]":
-        """The edits in the order in which they stand on the command line."""
-        from gptcli.report.edits import Request
-
-        left = {kind: list(getattr(self, "set_" if kind == "set" else kind) or ()) for kind in KINDS}
-        found = []
-        for word, following in zip(sys.argv, [*sys.argv[1:], ""]):
-            option, sign, value = word.partition("=")
-            kind, value = option.removeprefix("--"), value if sign else following
-            if option.startswith("--") and left.get(kind, [])[:1] == [value]:
-                found.append(Request(kind, left[kind].pop(0)))
-        return found + [Request(kind, value) for kind, values in left.items() for value in values]
 
     def report(
         self,
@@ -102,14 +119,13 @@ class EditOptions:
     ) -> "EditsReport":
         """The run beside its edited one, and walks through these layers' heads of the edited one."""
         from gptcli.report.edits import edits_report, shown_positions
+        from gptcli.report.trace import trace_report
 
         room.edits()
         if of_walk:
             room.walks(*of_walk, position or "-1", attending)
         report = edits_report(run, self.k, asked(run.model, self.token), shown_positions(run, position))
         if of_walk:
-            from gptcli.report.trace import trace_report
-
             walked = trace_report(run, *of_walk, position or "-1", attending)
             report.walks, report.proof = walked.walks, walked.proof
             report.findings = report.findings or walked.findings

@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from gptcli.cli.edits import EditOptions
 from gptcli.cli.options import ModelOptions, OutputOptions, RunOptions, Text, TextOptions, command
 from gptcli.cli.text import Fed, read_ids, run_of
 from gptcli.errors import GptcliError
@@ -15,6 +16,7 @@ def heads(
     how: RunOptions,
     read: TextOptions,
     out: OutputOptions,
+    edit: EditOptions,
     text: Text = None,
     by: Annotated[
         Literal["previous", "first", "self", "entropy", "induction", "distance"],
@@ -61,5 +63,6 @@ def heads(
         drawn = random_twice(model, repeat, given.seed, Rule(bos=read.bos))
         fed = Fed([drawn.ids], [drawn.added])
     run = run_of(model, how, fed)
+    edit.make(run, attending=attention)
     report = heads_report(run, by, top, attention, repeat, None if repeat is None else given.seed)
-    out.show(report, model.notes, run.seconds, fed.count)
+    out.show(report, run.notes, run.seconds, fed.count)

@@ -74,7 +74,7 @@ def attention(
     gptcli lab attention -c cats "on sit Cats" --both-ways
     """
     from gptcli.lab.attention import attention_report
-    from gptcli.report.trace import heads_of, layers_of
+    from gptcli.report.view import heads_of, layers_of
     from gptcli.run import Run
 
     out.check()

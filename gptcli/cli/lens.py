@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from gptcli.cli.edits import EditOptions, asked
 from gptcli.cli.options import ModelOptions, OutputOptions, RunOptions, Text, TextOptions, came_from, command
 from gptcli.cli.text import read_ids, run_of
 from gptcli.errors import GptcliError
@@ -16,6 +17,7 @@ def lens(
     how: RunOptions,
     read: TextOptions,
     out: OutputOptions,
+    edit: EditOptions,
     text: Text = None,
     position: Annotated[
         str | None,
@@ -44,9 +46,9 @@ def lens(
     model = given.open(example=read.example)
     fed = read_ids(model, text, read)
     run = run_of(model, how, fed)
+    edit.make(run)
     if opened:
-        preset = model.config.show if model.config else ()
-        report = position_report(run, position, k, (*preset, *(token or ())))
+        report = position_report(run, position, k, asked(model, token))
     else:
         report = lens_report(run, position, out.full)
-    out.show(report, model.notes, run.seconds, fed.count)
+    out.show(report, run.notes, run.seconds, fed.count)

@@ -12,7 +12,7 @@ from gptcli.errors import GptcliError
 if TYPE_CHECKING:
     from gptcli.report.maps import MapReport
     from gptcli.report.room import Room
-    from gptcli.report.trace import Attending
+    from gptcli.report.view import Attending
     from gptcli.run import Run
 
 PICTURES = (".png", ".svg")
@@ -74,7 +74,7 @@ class MapOptions:
 
         Raises GptcliError where the maps don't fit into memory, the terminal or a picture.
         """
-        from gptcli.render.maps import fitted, given
+        from gptcli.render.maps import Frame
         from gptcli.render.screen import Screen
         from gptcli.report.maps import axes_of, map_reports, pooling_of, refuse_large
         from gptcli.report.patterns import Patterns
@@ -88,9 +88,9 @@ class MapOptions:
             raise GptcliError(said, "choose by --layer or --head", "output")
         several = len(layers) > 1 or len(heads) > 1
         sink = any(patterns.spec(layer).attention.sinks for layer in layers)
-        about = (screen, rows, columns, (patterns.queries, patterns.keys), sink, several)
+        frame = Frame(screen, rows, columns, patterns.queries, patterns.keys, sink, several)
         shown = not (out.quiet or out.json)
-        sizes = [fitted(*about) if number is None else given(*about, number, shown)]
+        sizes = [(frame.fitted() if number is None else frame.given(number, shown)).sizes]
         if pictures and number is None:
             most = SMALL_CELLS if several else CELLS
             sizes.append((rows.fitted(most), columns.fitted(most)))

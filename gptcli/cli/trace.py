@@ -5,8 +5,8 @@ from typing import Annotated, Literal
 import typer
 
 from gptcli.cli.attribution import AttributionOptions
-from gptcli.cli.capture import SUFFIXES, FileOptions
-from gptcli.cli.edits import EditOptions
+from gptcli.cli.capture import PAGE, SUFFIXES, FileOptions
+from gptcli.cli.edits import BesideOptions
 from gptcli.cli.maps import PICTURES, MapOptions
 from gptcli.cli.options import ModelOptions, OutputOptions, RunOptions, Text, TextOptions, came_from, command
 from gptcli.cli.text import read_ids, run_of
@@ -21,7 +21,7 @@ def trace(
     out: OutputOptions,
     maps: MapOptions,
     split: AttributionOptions,
-    edit: EditOptions,
+    edit: BesideOptions,
     files: FileOptions,
     text: Text = None,
     layer: Annotated[str, typer.Option(metavar="LAYER", help="1 to N; L0 counts from 0; -1 is the last; all.")] = "1",
@@ -50,13 +50,17 @@ def trace(
     gptcli trace --ablate L0H1 --token chairs
 
     gptcli trace --at 'layers.*.resid_post' -o run.safetensors
+
+    gptcli trace --layer 2 --head 1 -o heads.html
     """
     from gptcli.names import Names
-    from gptcli.report import trace as walk
+    from gptcli.report.points import activation_report, points_report
+    from gptcli.report.trace import trace_report
+    from gptcli.report.view import at_head, heads_of, layers_of, stack_of
 
-    out.check(*PICTURES, *SUFFIXES)
+    out.check(*PICTURES, *SUFFIXES, PAGE)
     writes, at = bool(files.outputs(out)), at or []
-    of_head = walk.at_head(at[0]) if len(at) == 1 and not writes else None
+    of_head = at_head(at[0]) if len(at) == 1 and not writes else None
     # Beside --list or --at, what chooses a head's walk would be dropped without a word.
     chosen = [option for option, chosen in (("--list", list_), ("--at", at)) if chosen]
     walks = ("layer", "head") if of_head else ("layer", "head", "position", "attention")
@@ -73,7 +77,9 @@ def trace(
     elsewhere = [("--list", list_), ("--at", at and not writes), ("--map", maps.map_), ("--from", files.from_)]
     elsewhere += [(f"--{name}", came_from(name, "COMMANDLINE")) for name in ("layer", "head", "attention")]
     split.check(beside=[*edit.given, *(option for option, said in elsewhere if said)])
-    edit.check()
+    edit.check(("token", "--token"), ("k", "-k"))
+    elsewhere = [("--list", list_), ("--at", at and not of_head), ("--attribute", split.attribute)]
+    files.check_page(out, beside=[option for option, said in elsewhere if said])
     files.check(speaks=bool(list_ or at or writes or edit.given))
     if files.from_ is not None:
         run = files.replay(out)
@@ -83,22 +89,23 @@ def trace(
         fed = read_ids(model, text, read)
         run, count = run_of(model, how, fed), fed.count
     names, where = Names(model, files.names), position if came_from("position", "COMMANDLINE") else None
-    if edit.given:
-        run.edits = edit.edits(run, where, attention, names)
+    edit.make(run, where, attention, names)
     if list_:
-        out.show(walk.points_report(run, names), model.notes)
+        out.show(points_report(run, names), model.notes)
         return
     layers = heads = []
     if not at or of_head:
-        layer, head = of_head or (files.layer(run, layer, attention), head)
-        stack = walk.stack_of(attention, model.spec)
-        layers, heads = walk.layers_of(layer, stack), walk.heads_of(head, stack, attention)
+        layer = f"L{of_head[0]}" if of_head else files.layer(run, layer, attention)
+        head = str(of_head[1]) if of_head else head
+        stack = stack_of(attention, model.spec)
+        layers, heads = layers_of(layer, stack), heads_of(head, stack, attention)
     report = files.write(out, run, at, layers, attention, names) if writes else None
     if at and not of_head:
-        report = report or walk.activation_report(run, files.one(out, run, at, names), names)
+        report = report or activation_report(run, files.one(out, run, at, names), names)
     else:
         if report is not None:
             files.told(report)
+        write_page = files.page(out, run, layers, heads, position, attention)
         if split.attribute:
             report = split.report(run, position)
         elif maps.map_:
@@ -108,6 +115,6 @@ def trace(
             report = edit.report(run, where, attention, (layers, heads) if looked else None, files.room(out, run))
         else:
             files.room(out, run).walks(layers, heads, position, attention)
-            report = walk.trace_report(run, layers, heads, position, attention)
-    notes = [*model.notes, *(run.edits.notes if edit.given else ())]
-    out.show(report, notes, run.seconds, count)
+            report = trace_report(run, layers, heads, position, attention)
+        write_page(report)
+    out.show(report, run.notes, run.seconds, count)

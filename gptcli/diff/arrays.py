@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gptcli.checkpoint.safetensors import FLOATS
 from gptcli.errors import GptcliError
-from gptcli.report.capture import open_tensors
+from gptcli.report.capture import Tensors
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -74,9 +74,9 @@ def _of_numpy(name: str, held: Any) -> Array:
 
 
 def _safetensors(path: Path) -> Iterator[tuple[str, Array]]:
-    file = open_tensors(path, str(path))
-    for name, shape in file.shapes.items():
-        yield name, Array(shape, FLOATS.get(file.types[name], file.types[name]), partial(file.file.get_tensor, name))
+    file = Tensors(path, str(path))
+    for name, info in file.infos.items():
+        yield name, Array(info.shape, FLOATS.get(info.dtype, info.dtype), partial(file.file.get_tensor, name))
 
 
 def _saved(path: Path) -> Iterator[tuple[str, Array]]:

@@ -5,13 +5,13 @@ ggml's, or what a file of --map says: `their name: our path`, with `{i}` for the
 it open, the axes: `layers.{i}.attn.q[B,T,H,D]`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from copy import copy
 from dataclasses import replace
 from itertools import product
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from gptcli.checkpoint.safetensors import FLOATS
 from gptcli.diff.arrays import Array, arrays
@@ -19,7 +19,7 @@ from gptcli.diff.births import shaped, share
 from gptcli.diff.meanings import Meaning, letters, mapped, meanings, paired
 from gptcli.errors import GptcliError
 from gptcli.report import ModelFacts
-from gptcli.report.capture import Replay, Tensors, size_of
+from gptcli.report.capture import Replay, size_of
 from gptcli.run import Run
 from gptcli.source import Model
 from gptcli.spec import Spec
@@ -75,7 +75,7 @@ class Dumps(Replay):
     ):
         held, model, unread = arrays(path), copy(model), []
         model.notes = []
-        self.said, self.path, self.file = str(path), path, _Fitted(path, str(path))
+        self.said, self.path, self.file = str(path), path, _Fitted()
         read = {"ids": ids, "source": source} | _read(held, model.spec)
         if not read["ids"] or (model.spec.encoder is not None and not read["source"]):
             raise GptcliError(f"{path}: no array among them says what was read", "give the text, or --ids", "ids")
@@ -93,7 +93,7 @@ class Dumps(Replay):
                 self.file.add(found, way, array, shapes[found.path], turned)
         more = f" and {len(unread) - 5} more" if len(unread) > 5 else ""
         said = f"{path}: arrays whose names mean nothing here: {', '.join(unread[:5])}{more}"
-        if not self.file.shapes:
+        if not self.file:
             raise GptcliError(said, "say what they are by --map FILE", "path")
         model.notes += [said] if unread else []
 
@@ -104,12 +104,19 @@ class Dumps(Replay):
         return replace(self.model.facts(self.dtype_name, "cpu"), name=self.path.name, source=f"arrays in {self.path}")
 
 
-class _Fitted(Tensors):
+class _Fitted(Mapping[str, "Tensor"]):
     """Arrays under our paths, each brought into our axes when it is read."""
 
-    def __init__(self, path: Path, said: str):
-        super().__init__(path, said)
+    infos: ClassVar[dict] = {}  # of weights, which stand beside a trace's activations
+
+    def __init__(self):
         self.made: dict[str, Callable[[], Tensor]] = {}
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.made)
+
+    def __len__(self) -> int:
+        return len(self.made)
 
     def add(self, found: Meaning, way: Way, array: Array, expected: tuple[str, tuple[int, ...]], turned: bool) -> None:
         """turned: rows of q and k stand in pairs."""
@@ -123,7 +130,7 @@ class _Fitted(Tensors):
             x = way.upright(array.read(), axes)[..., : shape[-1]]
             return x.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2) if turned else x  # [.., D/2, 2] → [.., D]
 
-        self.shapes[found.path], self.made[found.path] = shape, make
+        self.made[found.path] = make
 
     def __getitem__(self, name: str) -> "Tensor":
         return self.made[name]()

@@ -11,9 +11,9 @@ from gptcli.families.record import (
     Get,
     Key,
     Stored,
-    getter,
     require_key,
-    rope,
+    rope_scaling,
+    turning,
     whole,
     windowed,
     windows,
@@ -219,33 +219,18 @@ DISTILBERT = Family(
     unused=(*OTHER_HEADS, "vocab_transform.*", "vocab_layer_norm.*", "vocab_projector.*"),
 )
 
-LAYER_TYPES = {"full_attention", "sliding_attention"}
+
+def _scaled(get: Get) -> dict[str, Any]:
+    """What changes the frequencies of both kinds of layer, where no table says so."""
+    scaling = rope_scaling(get)
+    require_key(not (get("rope_parameters") and scaling), "rope_scaling: stands beside rope_parameters")
+    # By its older word, `type`, the library takes no notice of it.
+    require_key(not scaling or "rope_type" in scaling, "rope_scaling.rope_type: missing")
+    return scaling
 
 
-def _turning(layer_type: str, base: str) -> From:
-    """The rotation of one kind of layer: what rope_parameters says of it, or rope_scaling of both; `base` holds its
-    theta in configs without a table.
-    """
-
-    def make(get: Get) -> dict[str, Any]:
-        tables, scaling = get("rope_parameters", {}), get("rope_scaling", {})
-        nested = isinstance(tables, dict) and set(tables) <= LAYER_TYPES
-        nested = nested and all(isinstance(table, dict) for table in tables.values())
-        require_key(nested, f"rope_parameters: {show(tables)} is not a table for each layer type")
-        require_key(isinstance(scaling, dict), f"rope_scaling: {show(scaling)} is not a table")
-        require_key(not (tables and scaling), "rope_scaling: stands beside rope_parameters")
-        # By its older word, `type`, the library takes no notice of it.
-        require_key(not scaling or "rope_type" in scaling, "rope_scaling.rope_type: missing")
-        table = tables.get(layer_type, {}) | scaling
-        require_key("rope_theta" in table or get(base) is not None, f"{base}: missing")
-        keys = ("hidden_size", "num_attention_heads", "max_position_embeddings", "partial_rotary_factor")
-        return rope(getter({key: get(key) for key in keys} | {"rope_parameters": table, "rope_theta": get(base)}))
-
-    return From(("rope_parameters", "rope_scaling", "partial_rotary_factor", base), make)
-
-
-GLOBAL = _turning("full_attention", "global_rope_theta")
-LOCAL = _turning("sliding_attention", "local_rope_theta")
+GLOBAL = turning("full_attention", "global_rope_theta", _scaled)
+LOCAL = turning("sliding_attention", "local_rope_theta", _scaled)
 
 
 def _window(get: Get) -> int:

@@ -13,10 +13,10 @@ from gptcli.families.record import (
     Get,
     Key,
     Stored,
-    getter,
     number,
     require_key,
-    rope,
+    rope_scaling,
+    turning,
     whole,
     windowed,
     windows,
@@ -121,29 +121,7 @@ GEMMA2 = Family(
 )
 
 
-def _turning(layer_type: str, base: str) -> From:
-    """The rotation of one kind of layer: what rope_parameters says of it, and of older configs rope_scaling for the
-    global layers and a base for each kind.
-    """
-
-    def make(get: Get) -> dict[str, Any]:
-        tables = get("rope_parameters", {})
-        known = isinstance(tables, dict) and set(tables) <= {"full_attention", "sliding_attention"}
-        nested = known and all(isinstance(table, dict | None) for table in tables.values())
-        require_key(nested, f"rope_parameters: {show(tables)} is not a table for each layer type")
-        table = tables.get(layer_type) or {}
-        if layer_type == "full_attention":
-            scaling = get("rope_scaling", {})
-            require_key(isinstance(scaling, dict), f"rope_scaling: {show(scaling)} is not a table")
-            table = table | scaling
-        keys = ("head_dim", "hidden_size", "num_attention_heads", "max_position_embeddings", "partial_rotary_factor")
-        own = {key: get(key) for key in keys} | {"rope_parameters": table, "rope_theta": get(base)}
-        return rope(getter(own))
-
-    return From(("rope_parameters", "rope_scaling", "partial_rotary_factor", base), make)
-
-
-LOCAL = _turning("sliding_attention", "rope_local_base_freq")
+LOCAL = turning("sliding_attention", "rope_local_base_freq")
 
 
 def _local(get: Get) -> list[dict[str, Any]]:
@@ -166,7 +144,7 @@ GEMMA3_TEXT = Family(
     },
     template=GEMMA2.template
     | {
-        "position": _turning("full_attention", "rope_theta"),
+        "position": turning("full_attention", "rope_theta", rope_scaling),
         "attention": LLAMA.template["attention"]
         | {
             "causal": CAUSAL,

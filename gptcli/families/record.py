@@ -402,6 +402,34 @@ def rope(
     }
 
 
+LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
+
+
+def rope_scaling(get: Get) -> dict[str, Any]:
+    """The config's table of that name, empty where there is none."""
+    scaling = get("rope_scaling", {})
+    require_key(isinstance(scaling, dict), f"rope_scaling: {show(scaling)} is not a table")
+    return scaling
+
+
+def turning(layer_type: str, base: str, scaling: Callable[[Get], dict[str, Any]] = lambda get: {}) -> From:
+    """The rotation of one kind of layer: what rope_parameters says of it, a table for each kind; in older configs
+    `base` holds its theta, and `scaling` is what changes its frequencies.
+    """
+
+    def make(get: Get) -> dict[str, Any]:
+        tables = get("rope_parameters", {})
+        known = isinstance(tables, dict) and set(tables) <= LAYER_TYPES
+        nested = known and all(isinstance(table, dict | None) for table in tables.values())
+        require_key(nested, f"rope_parameters: {show(tables)} is not a table for each layer type")
+        table = (tables.get(layer_type) or {}) | scaling(get)
+        require_key("rope_theta" in table or get(base) is not None, f"{base}: missing")
+        keys = ("head_dim", "hidden_size", "num_attention_heads", "max_position_embeddings", "partial_rotary_factor")
+        return rope(getter({key: get(key) for key in keys} | {"rope_parameters": table, "rope_theta": get(base)}))
+
+    return From(("rope_parameters", "rope_scaling", "partial_rotary_factor", base), make)
+
+
 def _scaling(say: Get, get: Get, table: str, types: Mapping[str, str]) -> dict[str, Any]:
     """How a table changes the frequencies. Raises SpecError where a word is missing that its kind can't do without."""
     import math
@@ -461,11 +489,10 @@ def windows(
     types, number = get("layer_types"), whole(get(layers), layers)
     if types is None:
         return [] if window is None else [i for i in range(number) if sliding(i)]
-    known = {"full_attention", "sliding_attention"}
     require_key(isinstance(types, list) and len(types) >= number, "layer_types: not a word for every layer")
     for word in types:
-        listed = isinstance(word, str) and word in known
-        require_key(listed, f"layer_types: {show(word)} is not implemented (known: {', '.join(sorted(known))})")
+        listed, known = isinstance(word, str) and word in LAYER_TYPES, ", ".join(sorted(LAYER_TYPES))
+        require_key(listed, f"layer_types: {show(word)} is not implemented (known: {known})")
     found = [i for i in range(number) if types[i] == "sliding_attention"]
     require_key(window is not None or not found, "layer_types: sliding_attention, but no sliding_window is in use")
     return found

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from gptcli.lab.engine import listed, require
 from gptcli.report import Finding
 from gptcli.report.lab import AttentionReport, Matrix, Step
-from gptcli.report.trace import TOLERANCE
+from gptcli.report.proof import TOLERANCE
 from gptcli.run import Run
 from gptcli.spec import Attention, Relative, Spec
 from gptcli.trace import Recorder, Selection

@@ -225,7 +225,8 @@ def watch(
             kv_heads = heads // (q.shape[1] // k.shape[1])  # query head h reads key/value head h // (H / G)
             of_heads, rows = None if sinks is None else sinks[heads], sight.at(part.queries)
             bias = None if rows.bias is None else rows.bias[:, heads]
-            found = weigh(q[:, heads, part.queries], k[:, kv_heads], rows.mask(), scale, of_heads, cap, bias)
+            of_q, of_k, aside = q[:, heads, part.queries], k[:, kv_heads], probe.selection("scores") is None
+            found = weigh(of_q, of_k, rows.mask(), scale, of_heads, cap, bias, SILENT, aside)
         else:
             found = (x if x is None or part == EVERYTHING else x[:, part.heads, part.queries].clone() for x in whole)
         for name, x in zip(BESIDE, found):
@@ -236,7 +237,7 @@ def watch(
 class Weighed(NamedTuple):
     """Scores before the mask and softmax weights after it, both [B, H, T, S]; the sinks' share of them [B, H, T]."""
 
-    scores: Tensor
+    scores: Tensor | None
     pattern: Tensor
     sink: Tensor | None
 
@@ -250,22 +251,26 @@ def weigh(
     cap: float | None = None,
     bias: Tensor | None = None,
     probe: Silent = SILENT,
+    scores_aside: bool = False,
 ) -> Weighed:
     """q [B, H, T, D], k [B, H, S, D], mask [B, 1, T, S], bias [B, H, T, S] → scores and softmax weights.
 
     A query that sees no key, or whose scores are all replaced by -∞, weighs none (zeros). Half types compute in
-    float32. probe: what replaces scores or pattern on the way.
+    float32. probe: what replaces scores or pattern on the way; scores_aside: nobody wants scores, which saves a copy.
     """
     q, k = q.to(wide(q.dtype)), k.to(wide(k.dtype))
-    scores = softcap(q @ k.mT * scale, cap)  # [B, H, T, D] · [B, H, D, S] → [B, H, T, S]
-    scores = scores if bias is None else scores + bias.to(scores.dtype)
-    blind = ~mask.any(-1, keepdim=True)
+    # Passes over T × S numbers cost more than the products: they write in place where the tensor is this function's.
+    scores = softcap((q @ k.mT).mul_(scale), cap)  # [B, H, T, D] · [B, H, D, S] → [B, H, T, S]
+    scores = scores if bias is None else scores.add_(bias.to(scores.dtype))
+    hidden, blind = ~mask, ~mask.any(-1, keepdim=True)
     if probe.replaces("scores"):
         scores = probe.replace("scores", scores)
-        blind = blind | scores.masked_fill(~mask, float("-inf")).isneginf().all(-1, keepdim=True)
-    seen = scores.masked_fill(~mask, float("-inf"))
+        blind = blind | scores.masked_fill(hidden, float("-inf")).isneginf().all(-1, keepdim=True)
+    seen = scores.masked_fill_(hidden, float("-inf")) if scores_aside else scores.masked_fill(hidden, float("-inf"))
+    scores = None if scores_aside else scores
     if sinks is None:
-        pattern, sink = seen.softmax(-1).masked_fill(blind, 0), None
+        pattern, sink = seen.softmax(-1), None
+        pattern = pattern.masked_fill_(blind, 0) if blind.any() else pattern
     else:
         column = sinks.to(seen.dtype)[None, :, None, None].expand(*seen.shape[:3], 1)
         pattern = torch.cat((seen, column), -1).softmax(-1)  # [B, H, T, S + 1]

@@ -41,6 +41,11 @@ class Ranked(NamedTuple):
     tie_first: int
     tie_last: int
 
+    @property
+    def tie(self) -> tuple[int, int] | None:
+        """Those ranks; None where no other id has its logit."""
+        return (self.tie_first, self.tie_last) if self.tie_last > self.tie_first else None
+
 
 def rank(logits: Tensor, k: int, also: tuple[int, ...] = (), temperature: float = 1.0) -> list[Ranked]:
     """The k best ids of logits [V] and the ids in `also`, by rank. Softmax of logits / temperature, in float64."""
@@ -88,6 +93,28 @@ def best(logits: Tensor) -> list[Best]:
     found = logits.gather(-1, ids[:, None])[:, 0]
     probs = (double(found) - double(logits).logsumexp(-1)).exp()
     return [Best(*row) for row in zip(ids.tolist(), found.tolist(), probs.tolist(), tied.tolist())]
+
+
+class Leading(NamedTuple):
+    """One of a row's best ids: its logit and its probability."""
+
+    id: int
+    logit: float
+    prob: float
+
+
+def leading(logits: Tensor, k: int) -> list[list[Leading]]:
+    """The k best of each row of logits [T, V], equal ones in the order of ids, as `rank` has them."""
+    ordered = logits.nan_to_num(nan=float("-inf"), posinf=float("inf"), neginf=float("-inf"))
+    k = min(k, logits.shape[-1])
+    worst = ordered.topk(k).values[:, -1:]  # → [T, 1]
+    above, level = ordered > worst, ordered == worst
+    kept = above | (level & (level.cumsum(-1) <= k - above.sum(-1, keepdim=True)))
+    ids = kept.nonzero()[:, 1].view(-1, k)  # [T, k], in the order of ids
+    ids = ids.gather(-1, ordered.gather(-1, ids).argsort(dim=-1, descending=True, stable=True))
+    found = logits.gather(-1, ids)
+    probs = (double(found) - double(logits).logsumexp(-1, keepdim=True)).exp()
+    return [[Leading(*one) for one in zip(*row)] for row in zip(ids.tolist(), found.tolist(), probs.tolist())]
 
 
 def entropy(logits: Tensor) -> float:

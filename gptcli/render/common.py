@@ -1,5 +1,8 @@
 """What several reports begin with: the model's title, and the ids as they were fed."""
 
+from collections.abc import Callable, Iterable
+from itertools import groupby
+
 from gptcli.render.screen import Screen, exact
 from gptcli.report import ModelFacts
 from gptcli.tokens import Token
@@ -14,6 +17,20 @@ def title(screen: Screen, model: ModelFacts) -> None:
     screen.flow(
         [said, *edited, [f"{exact(model.parameters)} parameters"], [model.dtype], [str(model.device)]], gap=" · "
     )
+
+
+def rank(first: int, tie: tuple[int, int] | None) -> str:
+    """A rank, or the ranks that a tie spans."""
+    return str(first) if tie is None else f"{tie[0]}–{tie[1]}"
+
+
+def folded(rows: Iterable, key: Callable) -> list:
+    """Of neighbours that `key` says are alike (their logits tie), those asked for by name, else the first."""
+    kept = []
+    for _, group in groupby(rows, key=key):
+        group = list(group)
+        kept += [one for one in group if one.asked] or group[:1]
+    return kept
 
 
 def fed(screen: Screen, tokens: list[list[Token]], source: list[list[Token]] = ()) -> None:

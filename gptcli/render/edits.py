@@ -1,8 +1,6 @@
 """A run beside its edited one in a terminal: what was touched, what became of the next tokens, and walks through it."""
 
-from itertools import groupby
-
-from gptcli.render.common import fed, title
+from gptcli.render.common import fed, folded, rank, title
 from gptcli.render.screen import Screen
 from gptcli.render.trace import walks_and_proof
 from gptcli.report.edits import EditsReport, Effect, Moved, Touched
@@ -59,29 +57,19 @@ def _effect(screen: Screen, effect: Effect) -> None:
     nats, bits = screen.number(effect.kl_nats), screen.number(effect.kl_bits)
     screen.flow([said, [(f"KL(without || with) {nats} nats = {bits} bits", "bold")]], " · ")
     header = ("rank", "", "id", "token", "logit", "", "change", "prob", "")
-    rows = [_moved(screen, one) for one in _folded(effect.moved)]
+    rows = [
+        _moved(screen, one)
+        for one in folded(effect.moved, lambda one: (one.tie_without or one.id, one.tie_with or one.id))
+    ]
     if not screen.fits(rows, header):
         header, rows = header[:7], [row[:7] for row in rows]
     screen.table(rows, header, right=(0, 2, 4, 6, 7))
 
 
-def _folded(moved: list[Moved]) -> list[Moved]:
-    """One of the ids that tie before and after: those asked for by name, else the first in the order of ids."""
-    kept = []
-    for _, group in groupby(moved, key=lambda one: (one.tie_without or one.id, one.tie_with or one.id)):
-        group = list(group)
-        kept += [one for one in group if one.asked] or group[:1]
-    return kept
-
-
-def _rank(rank: int, tie: tuple[int, int] | None) -> str:
-    return str(rank) if tie is None else f"{tie[0]}–{tie[1]}"
-
-
 def _moved(screen: Screen, one: Moved) -> list:
     return [
-        _rank(one.rank_without, one.tie_without),
-        f"→ {_rank(one.rank_with, one.tie_with)}",
+        rank(one.rank_without, one.tie_without),
+        f"→ {rank(one.rank_with, one.tie_with)}",
         str(one.id),
         (one.token, "cyan"),
         screen.number(one.logit_without),

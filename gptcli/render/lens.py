@@ -6,14 +6,14 @@ from typing import NamedTuple
 
 from rich.cells import cell_len
 
-from gptcli.render.common import fed, title
+from gptcli.render.common import fed, rank, title
 from gptcli.render.screen import Part, Screen
 from gptcli.render.shades import in_color, shade
 from gptcli.report import Report
 from gptcli.report.lens import Cell, LensReport, PositionReport, Reading
 from gptcli.report.maps import Scale
+from gptcli.report.proof import Check
 from gptcli.report.topk import Candidate
-from gptcli.report.trace import Check
 
 GAP = 2  # blanks between columns
 PROBABILITIES = Scale(kind="linear", low=0.0, high=1.0)
@@ -142,12 +142,8 @@ def _(report: PositionReport, screen: Screen) -> None:
 
 def _numbers(reading: Reading, asked: list[int], screen: Screen) -> list[str]:
     of = {one.id: one for one in reading.top}
-    cells = [cell for id_ in asked for cell in (_rank(of[id_]), screen.number(of[id_].prob))]
+    cells = [cell for id_ in asked for cell in (rank(of[id_].rank, of[id_].tie), screen.number(of[id_].prob))]
     return [screen.number(reading.entropy), screen.number(reading.kl), *cells]
-
-
-def _rank(one: Candidate) -> str:
-    return f"{one.tie[0]}–{one.tie[1]}" if one.tie else str(one.rank)
 
 
 def _best(top: list[Candidate], k: int, screen: Screen) -> "list[_Words]":

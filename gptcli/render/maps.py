@@ -6,6 +6,7 @@ rows share a line. Without colour it is a sign.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import zip_longest
 from typing import Literal, NamedTuple
 
 from rich.cells import cell_len
@@ -16,7 +17,7 @@ from gptcli.render.screen import Part, Screen
 from gptcli.render.shades import cell, halves, in_color, joined, numbered, ramp
 from gptcli.render.signs import printable
 from gptcli.report.maps import Axis, HeadMap, MapReport
-from gptcli.report.trace import Check
+from gptcli.report.proof import Check
 from gptcli.tokens import Token
 
 PIPE = 100  # columns where there is no terminal
@@ -41,87 +42,133 @@ class Look(NamedTuple):
         return 2 if self.kind == "halves" else 1
 
 
-# What finds room
-
-
 def room(screen: Screen) -> int:
     """The columns that there are."""
     return screen.width or PIPE
 
 
-def fitted(
-    screen: Screen, rows: Axis, columns: Axis, tokens: tuple[list[Token], list[Token]], sink: bool, grid: bool
-) -> tuple[Axis, Axis]:
-    """Rows and columns in the smallest cells with which a map (or a map of a grid) finds room on the screen.
+class Frame(NamedTuple):
+    """What a map is drawn in: rows and columns with their tokens, and a column for a sink where there is one.
 
-    tokens: of the queries and of the keys; sink: there is a column for it. A text's map on itself stays as tall as it
-    is wide.
+    grid: it is a small one among others.
     """
-    queries, keys = rows.stop - rows.start, columns.stop - columns.start
-    alike = keys <= queries <= keys + 1  # without key 0 there is one less
-    tall = 1 if in_color(screen) else 2  # a sign is twice as tall as half a block
-    most = min(max(SIDE, room(screen) // 4), room(screen)) if grid else max(room(screen) - 2 * NAME, 8)
-    lines = rows.fitted(most if queries <= TALL else most // tall)
-    for pool in range(1, keys + 1):
-        across = replace(columns, pool=pool)
-        down = replace(rows, pool=pool * tall) if alike and pool > 1 else lines
-        if across.cells <= most if grid else _look(screen, down, across, tokens, sink):
-            return down, across
-    return lines, replace(columns, pool=keys)
 
+    screen: Screen
+    rows: Axis
+    columns: Axis
+    queries: list[Token]
+    keys: list[Token]
+    sink: bool
+    grid: bool = False
 
-def given(
-    screen: Screen,
-    rows: Axis,
-    columns: Axis,
-    tokens: tuple[list[Token], list[Token]],
-    sink: bool,
-    grid: bool,
-    pool: int,
-    shown: bool,
-) -> tuple[Axis, Axis]:
-    """Rows and columns in cells of so many positions. shown: they will be, and a terminal may be too narrow for them,
-    for which GptcliError is raised.
-    """
-    queries, keys = replace(rows, pool=pool), replace(columns, pool=pool)
-    fits = keys.cells + 2 * sink <= room(screen) if grid else _look(screen, queries, keys, tokens, sink)
-    if shown and screen.width is not None and not fits:
-        _, least = fitted(screen, rows, columns, tokens, sink, grid)
-        said = f"--pool {pool}: {keys.cells} columns are more than this terminal's {screen.width} hold"
-        raise GptcliError(said, f"--pool {least.pool} fits, and --cols A:B shows a part")
-    return queries, keys
+    @property
+    def sizes(self) -> tuple[Axis, Axis]:
+        """Its rows and its columns."""
+        return self.rows, self.columns
 
+    def pooled(self, rows: int, columns: int) -> "Frame":
+        """In cells of so many queries and keys."""
+        return self._replace(rows=replace(self.rows, pool=rows), columns=replace(self.columns, pool=columns))
 
-def _look(
-    screen: Screen, rows: Axis, columns: Axis, tokens: tuple[list[Token], list[Token]], sink: bool
-) -> Look | None:
-    """The largest way of drawing that fits; None where none does."""
-    queries, _ = tokens
-    single = rows.pool == columns.pool == 1
-    if single and max(rows.cells, columns.cells) <= NUMBERED:
-        width = screen.digits + (4 if in_color(screen) else 5)
-        label = _widest(screen, rows, queries, 1)
-        if label + 1 + (columns.cells + sink) * width <= room(screen):
-            return Look("numbers", width, label)
-    small: tuple[Literal["cells", "halves"], int] = ("halves", 1) if in_color(screen) else ("cells", 1)
-    for kind, width in (("cells", 2), small):
-        look = Look(kind, width, _widest(screen, rows, queries, 2 if kind == "halves" else 1))
-        short = width == 1 or rows.cells <= TALL or not in_color(screen)
-        if short and look.label + 1 + columns.cells * width + SINK * sink <= room(screen):
-            return look
-    return None
+    def fitted(self) -> "Frame":
+        """In the smallest cells with which it finds room on the screen. A text's map on itself stays as tall as it is
+        wide.
+        """
+        queries, keys = (axis.stop - axis.start for axis in self.sizes)
+        alike = keys <= queries <= keys + 1  # without key 0 there is one less
+        tall = 1 if in_color(self.screen) else 2  # a sign is twice as tall as half a block
+        most = min(max(SIDE, room(self.screen) // 4), room(self.screen))
+        most = most if self.grid else max(room(self.screen) - 2 * NAME, 8)
+        lines = self.rows.fitted(most if queries <= TALL else most // tall).pool
+        for pool in range(1, keys + 1):
+            found = self.pooled(pool * tall if alike and pool > 1 else lines, pool)
+            if found.columns.cells <= most if self.grid else found.look:
+                return found
+        return self.pooled(lines, keys)
 
+    def given(self, pool: int, shown: bool) -> "Frame":
+        """In cells of so many positions. shown: they will be, and a terminal may be too narrow for them, for which
+        GptcliError is raised.
+        """
+        found = self.pooled(pool, pool)
+        fits = found.columns.cells + 2 * self.sink <= room(self.screen) if self.grid else found.look
+        if shown and self.screen.width is not None and not fits:
+            said = (
+                f"--pool {pool}: {found.columns.cells} columns are more than this terminal's {self.screen.width} hold"
+            )
+            raise GptcliError(said, f"--pool {self.fitted().columns.pool} fits, and --cols A:B shows a part")
+        return found
 
-def _widest(screen: Screen, axis: Axis, tokens: list[Token], per_line: int) -> int:
-    return max(cell_len(label) for label in _labels(screen, axis, tokens, per_line))
+    @property
+    def look(self) -> Look | None:
+        """The largest way of drawing that fits; None where none does."""
+        colored, cells = in_color(self.screen), self.columns.cells
+        if self.rows.pool == self.columns.pool == 1 and max(self.rows.cells, cells) <= NUMBERED:
+            look = Look("numbers", self.screen.digits + (4 if colored else 5), self.widest(1))
+            if look.label + 1 + (cells + self.sink) * look.width <= room(self.screen):
+                return look
+        for kind, width in (("cells", 2), ("halves" if colored else "cells", 1)):
+            look = Look(kind, width, self.widest(2 if kind == "halves" else 1))
+            short = width == 1 or self.rows.cells <= TALL or not colored
+            if short and look.label + 1 + cells * width + SINK * self.sink <= room(self.screen):
+                return look
+        return None
 
+    # Tokens on the axes
 
-# Tokens on the axes
+    def name(self, token: Token, most: int = NAME) -> str:
+        """A token in at most so many columns, in signs that the screen's encoding has; one without a text by its id."""
+        return shortened(self.screen, token.token or str(token.id), most)
 
+    def labels(self, per_line: int) -> list[str]:
+        """Of each line of rows its positions and tokens: the first alone, and a sign, where cells hold several."""
+        axis, dash, more = self.rows, *(printable(sign, self.screen.stream.encoding) for sign in "–…")
+        lines = [range(i, min(i + per_line, axis.cells)) for i in range(0, axis.cells, per_line)]
+        spans = [range(axis.span(line[0])[0], axis.span(line[-1])[-1] + 1) for line in lines]
+        places = [f"{span[0]}{dash}{span[-1]}" if len(span) > 1 else str(span[0]) for span in spans]
+        names, width = [], max(map(len, places))
+        for span in spans:
+            most = NAME if axis.pool == per_line == 1 else NAME - 2
+            if axis.pool == 1:
+                names.append(" ".join(self.name(self.queries[position], most) for position in span))
+            else:
+                names.append(self.name(self.queries[span[0]], most) + more * (len(span) > 1))
+        return [f"{place:>{width}} {name}" for place, name in zip(places, names)]
 
-def _name(screen: Screen, token: Token, most: int = NAME) -> str:
-    """A token in at most so many columns, in signs that the screen's encoding has; one without a text by its id."""
-    return shortened(screen, token.token or str(token.id), most)
+    def widest(self, per_line: int) -> int:
+        """Columns of the rows' labels."""
+        return max(map(cell_len, self.labels(per_line)))
+
+    def header(self, look: Look) -> list[str]:
+        """What stands above the columns."""
+        starts = [self.columns.span(i)[0] for i in range(self.columns.cells)]
+        if look.kind == "numbers":
+            named = [f"{i} {self.name(self.keys[i], look.width - 2 - len(str(i)))}" for i in starts]
+            return ["".join(" " * (look.width - cell_len(one)) + one for one in named)]
+        upright = look.width > 1 and self.columns.pool == 1
+        return list(self.upright(starts, look.width) if upright else self.ticks(starts, look.width))
+
+    def upright(self, starts: list[int], width: int) -> Iterator[str]:
+        """Positions and tokens above columns too narrow for them, written downwards."""
+        longest = max(len(str(start)) for start in starts)
+        columns = [[*str(start).rjust(longest), *_letters(self.name(self.keys[start]))] for start in starts]
+        for signs in zip_longest(*columns, fillvalue=" "):
+            yield "".join(one + " " * (width - cell_len(one)) for one in signs).rstrip()
+
+    def ticks(self, starts: list[int], width: int) -> Iterator[str]:
+        """Positions and tokens of some columns, as many as stand side by side, and marks below them."""
+        step = -(-(NAME + 2) // width)
+        names, marks = "", ""
+        for i in range(0, len(starts), step):
+            position, left = str(starts[i]), (len(starts) - i) * width
+            if i and left < len(position):
+                break
+            most = step * width - 1 if i + step < len(starts) else max(left, len(position))
+            name = f" {self.name(self.keys[starts[i]])}" if most > len(position) + 2 else ""
+            names += " " * (i * width - cell_len(names)) + shortened(self.screen, position + name, most)
+            marks += " " * (i * width - len(marks)) + "│"
+        yield names
+        yield marks
 
 
 def shortened(screen: Screen, text: str, most: int) -> str:
@@ -135,23 +182,6 @@ def shortened(screen: Screen, text: str, most: int) -> str:
     return (shown + more)[:most]
 
 
-def _labels(screen: Screen, axis: Axis, tokens: list[Token], per_line: int) -> list[str]:
-    """For each line of rows its positions and their tokens: the first alone, and a sign, where cells hold several."""
-    lines = [range(i, min(i + per_line, axis.cells)) for i in range(0, axis.cells, per_line)]
-    spans = [range(axis.span(line[0])[0], axis.span(line[-1])[-1] + 1) for line in lines]
-    dash, more = printable("–", screen.stream.encoding), printable("…", screen.stream.encoding)
-    places = [f"{span[0]}{dash}{span[-1]}" if len(span) > 1 else str(span[0]) for span in spans]
-    width = max(map(len, places))
-    names = []
-    for span in spans:
-        if axis.pool == 1:
-            most = NAME if per_line == 1 else NAME - 2
-            names.append(" ".join(_name(screen, tokens[position], most) for position in span))
-        else:
-            names.append(_name(screen, tokens[span[0]], NAME - 2) + more * (len(span) > 1))
-    return [f"{place:>{width}} {name}" for place, name in zip(places, names)]
-
-
 def _letters(text: str) -> list[str]:
     """A text's letters, each with the signs that have no width of their own."""
     found: list[str] = []
@@ -163,80 +193,38 @@ def _letters(text: str) -> list[str]:
     return found
 
 
-def _upright(screen: Screen, axis: Axis, tokens: list[Token], width: int) -> Iterator[str]:
-    """Positions and tokens above columns too narrow for them, written downwards."""
-    places = [[str(axis.span(i)[0]), _name(screen, tokens[axis.span(i)[0]])] for i in range(axis.cells)]
-    longest = max(len(place) for place, _ in places)
-    columns = [[*place.rjust(longest), *_letters(name)] for place, name in places]
-    for line in range(max(map(len, columns))):
-        signs = (column[line] if line < len(column) else " " for column in columns)
-        yield "".join(one + " " * (width - cell_len(one)) for one in signs).rstrip()
-
-
-def _ticks(screen: Screen, axis: Axis, tokens: list[Token], width: int) -> Iterator[str]:
-    """Positions and tokens of some columns, as many as stand side by side, and marks below them."""
-    step = -(-(NAME + 2) // width)
-    names, marks = "", ""
-    for i in range(0, axis.cells, step):
-        position, left = axis.span(i)[0], (axis.cells - i) * width
-        if i and left < len(str(position)):
-            break
-        most = step * width - 1 if i + step < axis.cells else max(left, len(str(position)))
-        names += " " * (i * width - cell_len(names))
-        name = f" {_name(screen, tokens[position])}" if most > len(str(position)) + 2 else ""
-        names += shortened(screen, f"{position}{name}", most)
-        marks += " " * (i * width - len(marks)) + "│"
-    yield names
-    yield marks
-
-
-def _header(screen: Screen, axis: Axis, tokens: list[Token], look: Look) -> list[str]:
-    """What stands above the columns."""
-    if look.kind == "numbers":
-        places = (axis.span(i)[0] for i in range(axis.cells))
-        named = [f"{i} {_name(screen, tokens[i], look.width - 2 - len(str(i)))}" for i in places]
-        return ["".join(" " * (look.width - cell_len(one)) + one for one in named)]
-    if look.width > 1 and axis.pool == 1:
-        return list(_upright(screen, axis, tokens, look.width))
-    return list(_ticks(screen, axis, tokens, look.width))
-
-
 # A map
 
 
 def _cells(screen: Screen, report: MapReport, one: HeadMap, look: Look) -> Iterator[Line]:
-    """The lines of a map, without labels."""
-    scale, sinks = report.scale, one.sink or [None] * len(one.cells)
-    for i in range(0, len(one.cells), look.per_line):
-        row = one.cells[i]
+    """The lines of a map, without labels; a gap stands before the sink's cells."""
+    scale, gap = report.scale, [" "] if look.kind != "numbers" else []
+    rows = [(row, [] if one.sink is None else [one.sink[i]]) for i, row in enumerate(one.cells)]
+    for i in range(0, len(rows), look.per_line):
+        row, end = rows[i]
         if look.kind == "numbers":
-            sink = [] if one.sink is None else [sinks[i]]
-            yield joined([part for x in (*row, *sink) for part in numbered(screen, scale, x, look.width)])
-            continue
-        if look.kind == "cells":
-            line = [cell(screen, scale, x, look.width) for x in row]
-            end = [cell(screen, scale, sinks[i], look.width)]
+            row, end = ([part for x in half for part in numbered(screen, scale, x, look.width)] for half in rows[i])
+        elif look.kind == "cells":
+            row, end = ([cell(screen, scale, x, look.width) for x in half] for half in rows[i])
         else:
-            below = one.cells[i + 1] if i + 1 < len(one.cells) else [None] * len(row)
-            line = [halves(screen, scale, *pair) for pair in zip(row, below)]
-            end = [halves(screen, scale, sinks[i], sinks[i + 1] if i + 1 < len(sinks) else None)]
-        yield joined([*line, *([] if one.sink is None else [" ", *end])])
+            below = rows[i + 1] if i + 1 < len(rows) else ([None] * len(row), [None] * len(end))
+            row, end = ([halves(screen, scale, *pair) for pair in zip(*both)] for both in zip(rows[i], below))
+        yield joined([*row, *(gap if end else []), *end])
 
 
 def _large(screen: Screen, report: MapReport, one: HeadMap) -> None:
     """One map with tokens on both axes."""
-    tokens = report.labels(report.rows), report.labels(report.columns)
-    look = _look(screen, report.rows, report.columns, tokens, one.sink is not None)
-    look = look or Look("halves" if in_color(screen) else "cells", 1, NAME)  # wider than the screen, as was asked
+    queries, keys = report.labels(report.rows), report.labels(report.columns)
+    frame = Frame(screen, report.rows, report.columns, queries, keys, one.sink is not None)
+    look = frame.look or Look("halves" if in_color(screen) else "cells", 1, NAME)  # wider than the screen, as was asked
     between = "" if look.kind == "numbers" and not in_color(screen) else " "
-    labels = _labels(screen, report.rows, tokens[0], look.per_line)
-    header = _header(screen, report.columns, tokens[1], look)
-    if one.sink is not None:
+    header = frame.header(look)
+    if frame.sink:
         named = f"{'sink':>{look.width}}" if look.kind == "numbers" else " sink"
         header[0] += " " * (report.columns.cells * look.width - cell_len(header[0])) + named
     for line in header:
         screen.line(" " * look.label + between, (line, "cyan"))
-    for label, line in zip(labels, _cells(screen, report, one, look)):
+    for label, line in zip(frame.labels(look.per_line), _cells(screen, report, one, look)):
         screen.line((label, "cyan"), " " * (look.label - cell_len(label)) + between, *line)
 
 
@@ -285,19 +273,18 @@ def small_title(one: HeadMap, several: bool) -> str:
 def draw(report: MapReport, screen: Screen) -> None:
     """Prints the report to the screen."""
     title(screen, report.model)
-    grid = len(report.maps) > 1
-    if grid:
-        fed(screen, report.tokens, report.source)
-    if not grid:
-        _said(screen, [head_title(report, report.maps[0]), *_masked(report, report.maps)], "bold")
+    if len(report.maps) == 1:
+        _said(screen, [head_title(report, report.maps[0]), *_masked(report.maps[0])], "bold")
         _large(screen, report, report.maps[0])
-    elif all(len(layer) == 1 for layer in report.layers):
-        _said(screen, [f"{_kind(report)}Head {report.maps[0].head} of {len(report.maps)} layers"], "bold")
-        _grid(screen, report, report.maps)
     else:
-        for layer in report.layers:
-            _said(screen, [layer_title(report, layer), *_masked(report, layer)], "bold")
-            _grid(screen, report, layer)
+        fed(screen, report.tokens, report.source)
+        if all(len(layer) == 1 for layer in report.layers):
+            _said(screen, [f"{_kind(report)}Head {report.maps[0].head} of {len(report.maps)} layers"], "bold")
+            _grid(screen, report, report.maps)
+        else:
+            for layer in report.layers:
+                _said(screen, [layer_title(report, layer), *_masked(layer[0])], "bold")
+                _grid(screen, report, layer)
     _said(screen, list(reading(report)), "dim")
     _legend(screen, report)
     proof(screen, report.proof)
@@ -314,22 +301,20 @@ def _kind(report: MapReport) -> str:
 def head_title(report: MapReport, one: HeadMap) -> str:
     """`Layer 1 of 2 (layers.0) · Head 0 of 2 = L0H0`, and the key/value head of a grouped one."""
     kv = f" · kv head {one.kv_head}" if one.n_kv_heads < one.n_heads else ""
-    i = one.layer_index
-    return (
-        f"{_kind(report)}Layer {i + 1} of {report.n_layers} ({one.path}) · Head {one.head} of {one.n_heads}"
-        f" = L{i}H{one.head}{kv}"
-    )
+    return f"{_layer(report, one)} · Head {one.head} of {one.n_heads} = L{one.layer_index}H{one.head}{kv}"
 
 
 def layer_title(report: MapReport, layer: Sequence[HeadMap]) -> str:
     """The same for all the heads of a layer."""
-    one = layer[0]
-    return f"{_kind(report)}Layer {one.layer_index + 1} of {report.n_layers} ({one.path}) · {len(layer)} heads"
+    return f"{_layer(report, layer[0])} · {len(layer)} heads"
 
 
-def _masked(report: MapReport, maps: Sequence[HeadMap]) -> list[str]:
+def _layer(report: MapReport, one: HeadMap) -> str:
+    return f"{_kind(report)}Layer {one.layer_index + 1} of {report.n_layers} ({one.path})"
+
+
+def _masked(one: HeadMap) -> list[str]:
     """What hides keys beyond what a causal mask hides, and what takes weight beside them."""
-    one = maps[0]
     sides = "" if one.causal else " to each side"
     said = [] if one.window is None else [f"a window of {one.window} keys{sides}"]
     return said + (["the last column is the sink's weight"] if one.sink is not None else [])

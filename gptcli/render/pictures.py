@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unicodedata import bidirectional
 
 from gptcli.render.files import write
 from gptcli.render.maps import head_title, layer_title, reading, small_title
@@ -23,8 +24,9 @@ CJK = (
 HUE = ("#e6eff8", "#6aaed6", "#08306b")  # from no weight to the scale's end
 INK, BAD = "#1c2733", "#d62728"
 NUMBERED, NAMED, NAME = 12, 48, 14  # cells a side with numbers; with a token each; letters of a token
-SMALL_NAMED = 32  # cells a side with a token each, in a grid
+SMALL_NAMED, SMALL_NAME = 32, 7  # the same in a grid
 DPI = 150
+LEFT_TO_RIGHT = "\u200e"
 
 
 def write_picture(path: Path, report: MapReport) -> None:
@@ -68,20 +70,26 @@ def lettered(text: str) -> str:
     return "".join(one if ord(one) in has else f"\\u{{{ord(one):x}}}" for one in text)
 
 
-def _name(token: Token) -> str:
+def _name(token: Token, most: int) -> str:
+    """So many letters of a token at most; where letters are escaped, twice as many signs."""
     text = token.token or str(token.id)
-    return lettered(text if len(text) <= NAME else text[: NAME - 1] + "…")
+    text = text if len(text) <= most else text[: most - 1] + "…"
+    whole = next(n for n in range(len(text), 0, -1) if n == 1 or len(lettered(text[:n])) <= 2 * most)
+    return lettered(text[:whole]) + "…" * (whole < len(text))
 
 
-def _ticks(axis: Axis, tokens: list[Token], most: int) -> tuple[list[int], list[str]]:
-    """Which cells are named, and how: all of so many at most, some of more."""
+def _ticks(axis: Axis, tokens: list[Token], most: int, letters: int) -> tuple[list[int], list[str]]:
+    """Which cells are named, and how: all of so many at most, some of more; by so many letters."""
     step = 1 if axis.cells <= most else -(-axis.cells // (most // 2))
     cells = list(range(0, axis.cells, step))
     names = []
     for cell in cells:
         span = axis.span(cell)
         place = f"{span[0]}–{span[-1]}" if len(span) > 1 else str(span[0])
-        names.append(f"{place} {_name(tokens[span[0]])}{'…' if len(span) > 1 else ''}")
+        name = _name(tokens[span[0]], letters)
+        # Beside letters that run to the left, the position stays on the left of its token.
+        mark = LEFT_TO_RIGHT * any(bidirectional(letter) in ("R", "AL") for letter in name)
+        names.append(f"{mark}{place} {name}{'…' if len(span) > 1 else ''}")
     return cells, names
 
 
@@ -120,7 +128,8 @@ def _map(axes: "Axes", report: MapReport, one: HeadMap, named: tuple[int, int]) 
     for y, x in zip(*((matrix.data != matrix.data) & ~matrix.mask).nonzero()):
         axes.text(x, y, "NaN", ha="center", va="center", color=BAD, fontsize=6)
     for axis, of, most in ((axes.yaxis, report.rows, named[0]), (axes.xaxis, report.columns, named[1])):
-        cells, names = _ticks(of, report.labels(of), most) if most else ([], [])
+        letters = NAME if len(report.maps) == 1 else SMALL_NAME
+        cells, names = _ticks(of, report.labels(of), most, letters) if most else ([], [])
         if axis is axes.xaxis and one.sink is not None and most:
             cells, names = [*cells, of.cells + 1], [*names, "sink"]
         axis.set_ticks(cells, names)

@@ -1,8 +1,6 @@
 """`topk` in a terminal: the next tokens by rank, ties folded."""
 
-from itertools import groupby
-
-from gptcli.render.common import fed, title
+from gptcli.render.common import fed, folded, rank, title
 from gptcli.render.screen import Screen
 from gptcli.report.topk import Candidate, Next, TopkReport
 
@@ -32,29 +30,23 @@ def verdict(report: TopkReport) -> str:
 def next_table(screen: Screen, found: Next) -> None:
     """Candidates by rank, ids that tie in one row. A bar's length is the probability beside the best one's."""
     best = max((one.prob for one in found.top), default=0.0)
-    rows = [_candidate(group, best, screen) for group in _ties(found.top)]
-    screen.table(rows, ("rank", "id", "token", "logit", "prob", "log-prob"), right=(0, 1, 3, 4, 5))
-
-
-def _ties(top: list[Candidate]) -> list[Candidate]:
-    """One candidate for every tie: the ones asked for by name, else the first in the order of ids."""
-    kept = []
-    for _, group in groupby(top, key=lambda one: one.tie or one.rank):
-        group = list(group)
-        kept += [one for one in group if one.asked] or group[:1]
-    return kept
+    rows = [_candidate(one, best, screen) for one in folded(found.top, lambda one: one.tie or one.rank)]
+    before = ("rank was", "prob was") if any(one.rank_without for one in found.top) else ()
+    header = ("rank", "id", "token", "logit", "prob", "log-prob", *before)
+    screen.table(rows, header, right=(0, 1, *range(3, len(header))))
 
 
 def _candidate(one: Candidate, best: float, screen: Screen) -> list:
-    rank = f"{one.tie[0]}–{one.tie[1]}" if one.tie else str(one.rank)
     bar = "█" * round(BAR * one.prob / best) if best > 0 else ""
     ties = f"  {one.tie[1] - one.tie[0] + 1} ids tie" if one.tie else ""
+    before = one.rank_without is not None
     return [
-        rank,
+        rank(one.rank, one.tie),
         str(one.id),
         (one.token, "cyan"),
         screen.number(one.logit),
         screen.number(one.prob),
         screen.number(one.logprob),
+        *([rank(one.rank_without, one.tie_without), screen.number(one.prob_without)] if before else []),
         (bar + ties, "green"),
     ]

@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
+from gptcli.tokens import Token
+
 
 @dataclass(frozen=True)
 class Finding:
@@ -41,3 +43,12 @@ class Report:
     @property
     def status(self) -> Literal["ok", "findings", "error"]:
         return "findings" if self.findings else "ok"
+
+
+@dataclass(kw_only=True)
+class RunReport(Report):
+    """A report of one run begins with the model, the texts that were fed, and what an encoder read (`Run.told`)."""
+
+    model: ModelFacts
+    tokens: list[list[Token]]
+    source: list[list[Token]]

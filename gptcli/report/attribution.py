@@ -7,23 +7,23 @@ vector of weights a token, which each part is multiplied by.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from gptcli.errors import GptcliError
-from gptcli.report import Finding, ModelFacts, Report
-from gptcli.report.birth import birth
+from gptcli.report import RunReport
+from gptcli.report.proof import Check, check, findings, unwatched
 from gptcli.report.topk import places
-from gptcli.report.trace import Check, check, differing
 from gptcli.run import Run
 from gptcli.spec import Dense, Experts, LayerNorm, Learned, NoMLP, NoNorm, Sinusoidal, Spec
-from gptcli.tokens import Token, visible
+from gptcli.tokens import Token
 from gptcli.trace import Recorder
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from gptcli.model.measure import Ranked
     from gptcli.model.weights import Weights
 
 # Largest |sum of the parts - logit| that rounding explains, relative to the sum of the parts' sizes: half types round
@@ -87,14 +87,11 @@ class Split:
 
 
 @dataclass(kw_only=True)
-class AttributionReport(Report):
+class AttributionReport(RunReport):
     """frozen: what was held at the run's own numbers: norms' scales, and an activation's factors."""
 
     schema = "gptcli.attribution/1"
-    model: ModelFacts
     n_layers: int
-    tokens: list[list[Token]]
-    source: list[list[Token]]
     fills: bool
     frozen: list[str]
     splits: list[Split]
@@ -112,58 +109,46 @@ def attribution_report(run: Run, words: list[str], position: str, top: int = LAR
         raise GptcliError(
             f"{run.model.shown} has no head: there is no logit to split", "trace shows its vectors", "head"
         )
-    if len(run.ids) > 1:
-        raise GptcliError(f"{len(run.ids)} texts, but a logit is of one", "give one text")
+    run.single("a logit is of one")
     queries = places(run, 0, position)
     ids = list(dict.fromkeys(map(run.find, words)))
     recorder = Recorder(*WANTED, note=lambda path, x: x[0, ..., queries, :].clone())
     watched = run.forward("all", recorder)
-    splits, frozen = [], []
+    splits = []
     with torch.inference_mode():
         for at, query in enumerate(queries):
-            kept = {path: x[..., at, :] for path, x in recorder.kept.items()}
-            path = Path(run, kept, query, ids)
+            path = Path(run, {name: x[..., at, :] for name, x in recorder.kept.items()}, query, ids)
             ranked = {one.id: one for one in rank(watched[0, query], 1, tuple(ids))}
-            splits += [_split(run, query, ranked[id_], path.parts, i, top) for i, id_ in enumerate(ids)]
-            frozen = path.frozen
-    proof = [_adds_up(run, splits)]
-    proof.append(check("logits have the same bits unwatched", differing(watched, run.forward("all")), 0))
-    findings = [Finding("proof", f"{c.claim}: off by {c.error:g}, {c.allowed:g} allowed") for c in proof if not c.ok]
-    if not watched[0, queries].isfinite().all():  # of which a proof knows nothing but that it failed
-        findings = [birth(run)]
+            splits += [_split(run, query, ranked[id_], parts, top) for id_, parts in zip(ids, zip(*path.parts))]
+    proof = [_adds_up(run, splits), unwatched(run, watched)]
     return AttributionReport(
-        model=run.facts(),
+        **run.told(),
         n_layers=spec.n_layers,
-        tokens=run.tokens(),
-        source=run.source_tokens(),
         fills=run.model.fills,
-        frozen=frozen,
+        frozen=path.frozen,
         splits=splits,
         proof=proof,
-        findings=findings,
+        findings=findings(run, proof, watched[0, queries]),
     )
 
 
 def _adds_up(run: Run, splits: list[Split]) -> Check:
     gaps = [abs(one.sum - one.logit) / max(math.fsum(abs(p.value) for p in one.parts), 1e-30) for one in splits]
-    dtype = str(run.dtype).removeprefix("torch.")
-    worst = next((gap for gap in gaps if math.isnan(gap)), max(gaps))
-    return check("parts sum to the logit (relative to their sizes)", worst, TOLERANCE[dtype])
+    worst = max(gaps, key=lambda gap: (math.isnan(gap), gap))
+    return check("parts sum to the logit (relative to their sizes)", worst, TOLERANCE[run.facts().dtype])
 
 
-def _split(run: Run, query: int, ranked, found: "list[tuple[dict, list[float]]]", which: int, top: int) -> Split:
-    parts = [Part(**about, value=values[which]) for about, values in found]
+def _split(run: Run, query: int, ranked: "Ranked", parts: tuple[Part, ...], top: int) -> Split:
     order = sorted(range(len(parts)), key=lambda i: -abs(parts[i].value))
-    labels = run.labels
     return Split(
         position=query,
         token=run.tokens()[0][query].token,
         id=ranked.id,
-        target=visible(labels.piece(ranked.id)) if labels else "",
+        target=Token.of(ranked.id, run.labels).token,
         logit=ranked.logit,
         prob=ranked.prob,
         rank=ranked.rank,
-        parts=parts,
+        parts=list(parts),
         sum=math.fsum(part.value for part in parts),
         groups=list(_groups(parts)),
         largest=order[:top],
@@ -171,46 +156,40 @@ def _split(run: Run, query: int, ranked, found: "list[tuple[dict, list[float]]]"
     )
 
 
-def _groups(parts: list[Part]) -> Iterator[Group]:
-    layers = [part.layer_index for part in parts]
-    first = next((i for i, layer in enumerate(layers) if layer is not None), 0)
-    places: dict[str, list[int]] = {}
-    for i, layer in enumerate(layers):
+def _groups(parts: Sequence[Part]) -> Iterator[Group]:
+    first = next((i for i, part in enumerate(parts) if part.layer_index is not None), 0)
+    places: dict[tuple[str, int | None], list[int]] = {}
+    for i, layer in enumerate(part.layer_index for part in parts):
         name = f"layer {layer + 1}" if layer is not None else "embedding" if i < first else "head"
-        places.setdefault(name, []).append(i)
-    for name, inside in places.items():
-        yield Group(
-            name=name,
-            layer_index=layers[inside[0]],
-            parts=inside,
-            value=math.fsum(parts[i].value for i in inside),
-        )
+        places.setdefault((name, layer), []).append(i)
+    for (name, layer), inside in places.items():
+        yield Group(name=name, layer_index=layer, parts=inside, value=math.fsum(parts[i].value for i in inside))
 
 
 class Path:
     """The way back from some tokens' logits at one position to the embedding, every norm's scale frozen.
 
-    kept: the activations at that position, [C] or [H, D]. parts: what was found on the way, in order of birth: about a
-    part, and its value for each token; frozen: what was held at the run's numbers.
+    kept: the activations at that position, [C] or [H, D]. parts: what was found on the way, in order of birth, each as
+    many times as there are tokens; frozen: what was held at the run's numbers.
     """
 
     def __init__(self, run: Run, kept: "dict[str, Tensor]", query: int, ids: list[int]):
         self.run, self.spec, self.weights, self.kept, self.query = run, run.model.spec, run.weights, kept, query
-        self.parts: list[tuple[dict, list[float]]] = []
+        self.parts: list[list[Part]] = []
         self.frozen: list[str] = []
         g = self.head(ids)  # [n, C]: what each of the n logits makes of each number of the stream
         for i in reversed(range(self.spec.n_layers)):
             g = self.layer(g, i)
         self.embedding(g)
         if self.spec.lm_head.softcap is not None:
-            self.cap(self.spec.lm_head.softcap, len(ids))
+            self.cap(self.spec.lm_head.softcap)
         self.parts.reverse()
         self.frozen.reverse()
 
     def add(self, label: str, kind: Kind, path: str, values: "Tensor", layer: int | None = None, head=None) -> None:
         """values [n]: of each token."""
         about = {"label": label, "kind": kind, "path": path, "layer_index": layer, "head": head}
-        self.parts.append((about, values.tolist()))
+        self.parts.append([Part(**about, value=value) for value in values.tolist()])
 
     def bias(self, g: "Tensor", label: str, path: str, layer: int | None = None) -> None:
         """What a bias gives, where there is one."""
@@ -337,11 +316,14 @@ class Path:
             row = row * torch.tensor(spec.embed_scale, dtype=row.dtype)
         self.add("embed", "embedding", "embed.weight", g @ _wide(row))
 
-    def cap(self, cap: float, n: int) -> None:
+    def cap(self, cap: float) -> None:
         """What the soft cap takes off the sum of all parts."""
-        sums = [math.fsum(values[i] for _, values in self.parts) for i in range(n)]
-        about = {"label": "soft cap", "kind": "remainder", "path": "logits", "layer_index": None, "head": None}
-        self.parts.insert(0, (about, [cap * math.tanh(x / cap) - x for x in sums]))
+        import torch
+
+        sums = [math.fsum(part.value for part in parts) for parts in zip(*self.parts)]
+        sums = torch.tensor(sums, dtype=torch.float64)  # [n]
+        self.add("soft cap", "remainder", "logits", cap * torch.tanh(sums / cap) - sums)
+        self.parts.insert(0, self.parts.pop())
 
 
 def _wide(x: "Tensor") -> "Tensor":

@@ -18,16 +18,18 @@ import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from gptcli import __version__, cost
 from gptcli.checkpoint.safetensors import FLOATS, read_header
+from gptcli.count import ITEM_BYTES
 from gptcli.errors import GptcliError
 from gptcli.names import Names
-from gptcli.report import ModelFacts, Report
+from gptcli.report import ModelFacts, RunReport
 from gptcli.report.edits import Edited
-from gptcli.report.trace import Attending, at_head, heads_of, layers_of
+from gptcli.report.view import Attending, at_head, heads_of, layer_path, layers_of
 from gptcli.run import Run
 from gptcli.source import Model
 from gptcli.spec import Relative, read_spec, to_dict
@@ -56,13 +58,10 @@ class Captured:
 
 
 @dataclass(kw_only=True)
-class CaptureReport(Report):
+class CaptureReport(RunReport):
     """held_bytes: what writing held at most beside the run itself; written_bytes: of the whole file."""
 
     schema = "gptcli.capture/1"
-    model: ModelFacts
-    tokens: list[list[Token]]
-    source: list[list[Token]]
     file: str
     digest: str
     held_bytes: int
@@ -128,7 +127,7 @@ def stream(run: Run, paths: list[str], draft: Path) -> None:
         probe = Stream(file, slots)
         for name, table in tables.items():
             probe.write(name, table)
-        run.forward("all", probe)
+        run.forward("all", probe, head=run.needs_head(wanted.__contains__))
         probe.check()
 
 
@@ -137,7 +136,7 @@ def array(run: Run, path: str) -> Any:
     import torch
 
     recorder = Recorder(path)
-    run.forward("all", recorder)
+    run.forward("all", recorder, head=run.needs_head(recorder.wants))
     x = recorder.kept[path].cpu()
     return (x.float() if x.dtype == torch.bfloat16 else x).contiguous().numpy()
 
@@ -153,101 +152,74 @@ def chosen(run: Run, names: Names, at: list[str], layers: list[int], attending: 
 
     Raises GptcliError for a name that means none.
     """
-    if at:
-        found = {path for wanted in at for path in _named(run, names, wanted)}
-    else:
-        before = [f"{'encoder.' if attending == 'encoder' else ''}layers.{layer}." for layer in layers]
-        found = {path for path, _ in points(run.model.spec) if path.startswith(tuple(before))}
-    return [path for path, _ in points(run.model.spec) if path in found]
+    found = {path for wanted in at for path in _named(run, names, wanted)}
+    layered = () if at else tuple(f"{layer_path(attending, layer)}." for layer in layers)
+    return [path for path, _ in points(run.model.spec) if path in found or path.startswith(layered)]
 
 
 def _named(run: Run, names: Names, wanted: str) -> list[str]:
     """`L0H1` is the layer that it stands in: a file holds all of an activation's heads."""
-    head = at_head(wanted)
-    if head is None:
+    if (place := at_head(wanted)) is None:
         return names.select("--at", wanted)
-    [layer] = layers_of(head[0], run.model.spec)
-    heads_of(head[1], run.model.spec)
-    return [path for path, _ in points(run.model.spec) if path.startswith(f"layers.{layer}.")]
+    [layer] = layers_of(f"L{place[0]}", run.model.spec)
+    heads_of(f"H{place[1]}", run.model.spec)
+    return names.select("--at", f"layers.{layer}.*")
 
 
 def capture_report(run: Run, paths: list[str], names: Names, file: Path) -> CaptureReport:
     """What was written to a file."""
-    wanted, size = set(paths), size_of(run)
-    found = [
-        Captured(
-            path=path,
-            name=names.of(path),
-            axes=axes,
-            shape=list(shape),
-            dtype=size.dtype_of(path),
-            bytes=cost.kept(size, lambda other, path=path: other == path),
-        )
-        for path, axes, shape in size.points()
-        if path in wanted
-    ]
+    size, found = size_of(run), []
+    for path, axes, shape in size.points():
+        if path in paths:
+            name, dtype = names.of(path), size.dtype_of(path)
+            held = prod(shape) * ITEM_BYTES[dtype]
+            found.append(Captured(path=path, name=name, axes=axes, shape=list(shape), dtype=dtype, bytes=held))
     return CaptureReport(
-        model=run.facts(),
-        tokens=run.tokens(),
-        source=run.source_tokens(),
+        **run.told(),
         file=str(file),
         digest=digest(run),
-        held_bytes=cost.streamed(size, wanted.__contains__),
+        held_bytes=cost.streamed(size, paths.__contains__),
         written_bytes=file.stat().st_size,
         activations=found,
     )
 
 
 class Tensors:
-    """The tensors of a file by name, each read when it is asked for. Raises GptcliError for what is no such file.
+    """The tensors of a .safetensors or .npy file by name, each read when it is asked for.
 
-    notes: its metadata; unnamed: it is one array without a name, which any name gives.
+    infos: what its header says of each; notes: its metadata; unnamed: it is one array without a name, which any name
+    gives. Raises GptcliError for what is no such file; said: the option, for its message.
     """
 
     def __init__(self, path: Path, said: str):
+        if path.suffix not in (".safetensors", ".npy"):
+            raise GptcliError(f"{said}: {path} is no .safetensors or .npy file", "give one", "file")
+        if not path.exists():
+            raise GptcliError(f"{said}: {path}: no such file", "`gptcli trace -o FILE` writes one", "file")
         self.path, self.said, self.unnamed = path, said, path.suffix == ".npy"
-        self.notes: dict[str, str] = {}
-        self.shapes: dict[str, tuple[int, ...]] = {}
-        self.types: dict[str, str] = {}
+        self.infos, self.notes = {}, {}
+        if not self.unnamed:
+            from safetensors import safe_open
+
+            try:
+                self.infos = read_header(path)
+            except GptcliError as error:
+                raise GptcliError(f"{said}: {error.message}", error.hint, error.code) from None
+            self.file = safe_open(path, "pt")
+            self.notes = self.file.metadata() or {}
 
     def __contains__(self, name: str) -> bool:
-        return name in self.shapes
+        return name in self.infos
 
     def __getitem__(self, name: str) -> "Tensor":
-        raise NotImplementedError
-
-    def shown(self) -> str:
-        """What it holds, in a few words."""
-        names = list(self.shapes)
-        return f"{', '.join(names[:3])}{' …' if len(names) > 3 else ''}" if names else "nothing"
-
-
-class _Named(Tensors):
-    """A .safetensors file."""
-
-    def __init__(self, path: Path, said: str):
-        from safetensors import safe_open
-
-        super().__init__(path, said)
-        try:
-            infos = read_header(path)
-        except GptcliError as error:
-            raise GptcliError(f"{said}: {error.message}", error.hint, error.code) from None
-        self.shapes = {name: info.shape for name, info in infos.items()}
-        self.types = {name: info.dtype for name, info in infos.items()}
-        self.file = safe_open(path, "pt")
-        self.notes = self.file.metadata() or {}
-
-    def __getitem__(self, name: str) -> "Tensor":
-        if self.types[name] not in FLOATS:
-            raise GptcliError(f"{self.said}: {name} is {self.types[name]}, not numbers that a model computes with")
+        if self.unnamed:
+            return self._array()
+        if self.infos[name].dtype not in FLOATS:
+            dtype = self.infos[name].dtype
+            raise GptcliError(f"{self.said}: {name} is {dtype}, not numbers that a model computes with")
         return self.file.get_tensor(name)
 
-
-class _Array(Tensors):
-    """A .npy file."""
-
-    def __getitem__(self, name: str) -> "Tensor":
+    def _array(self) -> "Tensor":
         import numpy
         import torch
 
@@ -260,14 +232,15 @@ class _Array(Tensors):
             with_what = getattr(error, "strerror", None) or str(error).splitlines()[0]
             raise GptcliError(f"{self.said}: {self.path}: {with_what}", "give a .npy file of numbers", "file") from None
 
+    def shown(self) -> str:
+        """What it holds, in a few words."""
+        names = list(self.infos)
+        return f"{', '.join(names[:3])}{' …' if len(names) > 3 else ''}" if names else "nothing"
 
-def open_tensors(path: Path, said: str) -> Tensors:
-    """The tensors of a .safetensors or .npy file. Raises GptcliError; said: the option, for its message."""
-    if path.suffix not in (".safetensors", ".npy"):
-        raise GptcliError(f"{said}: {path} is no .safetensors or .npy file", "give one", "file")
-    if not path.exists():
-        raise GptcliError(f"{said}: {path}: no such file", "`gptcli trace -o FILE` writes one", "file")
-    return (_Array if path.suffix == ".npy" else _Named)(path, said)
+    def of_others(self, run: Run) -> bool:
+        """Does it hold a trace of other weights than the run's? A digest is of the type that a run had."""
+        alike = f'"dtype": "{str(run.dtype).removeprefix("torch.")}"' in self.notes.get("model", "")
+        return "digest" in self.notes and alike and self.notes["digest"] != digest(run)
 
 
 def on_the_side(held: "dict[str, Tensor]", probe: Silent) -> None:
@@ -290,13 +263,11 @@ class Replay(Run):
 
     def __init__(self, path: Path):
         self.said = f"--from {path}"
-        self.file = open_tensors(path, self.said)
+        self.file = Tensors(path, self.said)
         notes = self.file.notes
         if notes.get("schema") != SCHEMA:
-            raise GptcliError(
-                f"{self.said}: no trace's file (its metadata names no {SCHEMA})", "`gptcli trace -o FILE` writes one",
-                "file",
-            )  # fmt: skip
+            why = f"no trace's file (its metadata names no {SCHEMA})"
+            raise GptcliError(f"{self.said}: {why}", "`gptcli trace -o FILE` writes one", "file")
         try:
             self._facts = _facts(json.loads(notes["model"]), path)
             spec = read_spec(json.loads(notes["spec"]))
@@ -321,22 +292,22 @@ class Replay(Run):
         """Every tensor is an activation of the architecture, in the shape that the tokens give it."""
         size = size_of(self)
         known = {path: shape for path, _, shape in size.points()}
-        for name, shape in self.file.shapes.items():
+        for name, info in self.file.infos.items():
             if name.endswith("rel_bias.weight"):
                 continue
             if name not in known:
                 raise ValueError(f"{name} is no activation of that architecture")
-            if shape != known[name]:
-                raise ValueError(f"{name} is {list(shape)}, and its tokens make it {list(known[name])}")
-            if FLOATS.get(self.file.types[name]) != size.dtype_of(name):
-                raise ValueError(f"{name} is {self.file.types[name]} in a run of {size.dtype}")
+            if info.shape != known[name]:
+                raise ValueError(f"{name} is {list(info.shape)}, and its tokens make it {list(known[name])}")
+            if FLOATS.get(info.dtype) != size.dtype_of(name):
+                raise ValueError(f"{name} is {info.dtype} in a run of {size.dtype}")
 
     @cached_property
     def weights(self) -> "Weights":
         """What a walk reads of them: the tables of biases."""
         from gptcli.model.weights import Weights
 
-        return Weights({name: self.file[name] for name in self.file.shapes if name.endswith("rel_bias.weight")})
+        return Weights({name: self.file[name] for name in self.file.infos if name.endswith("rel_bias.weight")})
 
     def holds(self, path: str) -> bool:
         return path in self.file

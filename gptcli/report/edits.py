@@ -14,19 +14,19 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from gptcli.errors import GptcliError
 from gptcli.layout import Place
 from gptcli.names import Names
-from gptcli.report import Finding, ModelFacts, Report
-from gptcli.report.trace import Attending, Check, Walk, stack_of
+from gptcli.report import RunReport
+from gptcli.report.birth import birth
+from gptcli.report.proof import Check
+from gptcli.report.trace import Walk
+from gptcli.report.view import Attending, at_head, layer_path, layer_spec, stack_of
 from gptcli.run import Run, positions
-from gptcli.tokens import Token, visible
-from gptcli.trace import BESIDE, Editor, shapes
+from gptcli.tokens import Token
+from gptcli.trace import Editor, points, shapes
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from gptcli.model.edit import Difference, Where
-    from gptcli.model.measure import Ranked
-
-Kind = Literal["ablate", "patch", "set"]
+    from gptcli.model.edit import Where
 
 
 class Target(NamedTuple):
@@ -102,18 +102,15 @@ class Effect:
 
 
 @dataclass(kw_only=True)
-class EditsReport(Report):
+class EditsReport(RunReport):
     """explicit: layers whose attention is computed step by step, because scores or pattern of it are replaced.
 
     walks and proof: of the edited run, for the heads that were asked for.
     """
 
     schema = "gptcli.edits/1"
-    model: ModelFacts
     n_layers: int
     n_heads: int
-    tokens: list[list[Token]]
-    source: list[list[Token]]
     touched: list[Touched]
     explicit: list[str]
     effects: list[Effect]
@@ -121,11 +118,58 @@ class EditsReport(Report):
     proof: list[Check] = field(default_factory=list)
 
 
+class Request(NamedTuple):
+    """What a person asks for: --ablate, --patch or --set, and its value; ablate_with: what stands in."""
+
+    kind: Literal["ablate", "patch", "set"]
+    value: str
+    ablate_with: Literal["zero", "mean"] = "zero"
+
+    @property
+    def said(self) -> str:
+        return f"--{self.kind} {self.value}"
+
+    def refused(self, why: str, hint: str) -> GptcliError:
+        """What is raised where it can't be done."""
+        return GptcliError(f"{self.said}: {why}", hint, "edit")
+
+
+class Part(NamedTuple):
+    """What an edit does to one activation: where, and what stands there then; `mean`: its mean over positions."""
+
+    target: Target
+    where: "Where"
+    values: "Tensor | float | Literal['mean']"
+
+    def __call__(self, x: "Tensor") -> "Tensor":
+        from gptcli.model.edit import averaged, written
+
+        mean = isinstance(self.values, str)
+        return averaged(x, self.where, self.target.along) if mean else written(x, self.where, self.values)
+
+    @property
+    def said(self) -> str:
+        """Where, in words: `head 1, query 3`; empty for all of it."""
+        words = {"H": "head", "G": "kv head", "D": "channel", "C": "channel", "F": "unit", "V": "id", "E": "expert"}
+        weighs = self.target.axes.endswith(("TS", "SS"))
+        words |= {"P": "channel"} | dict.fromkeys("TS", "query" if weighs else "position")
+        said = []
+        for axis, (letter, index) in enumerate(zip(self.target.axes, self.where)):
+            if index != slice(None):
+                word = "key" if axis > self.target.along and letter in "TS" else words[letter]
+                said.append(f"{word} {index}")
+        return ", ".join(said)
+
+
 class Edited:
-    """Edits that were made, in their order: each as it was asked for, and the activations that it names."""
+    """Edits that were made, in their order: each as it was asked for, and the activations that it names.
+
+    notes: what a person should know of them.
+    """
 
     def __init__(self, made: Sequence[tuple[str, Sequence[str]]] = ()):
         self.made = list(made)
+        self.notes: list[str] = []
 
     @property
     def said(self) -> list[str]:
@@ -138,17 +182,13 @@ class Edited:
 
 
 class Edits(Edited):
-    """Edits of one run, and the probe that makes them.
-
-    touched: what the latest pass changed; notes: what a person should know of them.
-    """
+    """Edits of one run, and the probe that makes them."""
 
     def __init__(self):
         super().__init__()
-        self.notes: list[str] = []
         self.changes: dict[str, list[Callable[[Any], Any]]] = {}
-        self._touched: dict[tuple[int, str], Touched] = {}
         self.editor = Editor(self.changes)
+        self._touched: dict[tuple[int, str], Touched] = {}
 
     @property
     def in_text(self) -> bool:
@@ -158,24 +198,22 @@ class Edits(Edited):
 
     @property
     def touched(self) -> list[Touched]:
-        """By edit, and by activation in order of birth."""
+        """What the latest pass changed, by edit, and by activation in order of birth."""
         return [touched for _, touched in sorted(self._touched.items(), key=lambda item: item[0][0])]
 
-    def add(self, said: str, targets: list[tuple[Target, "Where", Callable[[Any], Any]]]) -> None:
-        """One edit: of each activation that it names, where it touches it, and the tensor that takes its place."""
-        number = len(self.made)
-        self.made.append((said, [target.path for target, _, _ in targets]))
-        for target, where, change in targets:
-            self.changes.setdefault(target.path, []).append(self._noting(number, said, target, where, change))
+    def add(self, said: str, parts: list[Part]) -> None:
+        """One edit."""
+        for part in parts:
+            self.changes.setdefault(part.target.path, []).append(self._noting(len(self.made), said, part))
+        self.made.append((said, [part.target.path for part in parts]))
 
-    def _noting(
-        self, number: int, said: str, target: Target, where: "Where", change: Callable[[Any], Any]
-    ) -> Callable[[Any], Any]:
+    def _noting(self, number: int, said: str, part: Part) -> Callable[[Any], Any]:
         def noted(x: "Tensor") -> "Tensor":
             from gptcli.model.edit import difference
 
-            new = change(x)
-            self._touched[number, target.path] = _touched(said, target, where, difference(x, new))
+            new, (path, axes, *_) = part(x), part.target
+            found = difference(x, new)._asdict()
+            self._touched[number, path] = Touched(edit=said, path=path, axes=axes, where=part.said, **found)
             return new
 
         return noted
@@ -188,39 +226,9 @@ class Edits(Edited):
                 raise GptcliError(f"{said}: touches nothing: {named} has these values already", "", "edit")
 
 
-def _touched(said: str, target: Target, where: "Where", found: "Difference") -> Touched:
-    return Touched(edit=said, path=target.path, axes=target.axes, where=_where(target, where), **found._asdict())
-
-
-def _where(target: Target, where: "Where") -> str:
-    """`head 1, query 3`; empty for all of it."""
-    words = {"H": "head", "G": "kv head", "D": "channel", "C": "channel", "F": "unit", "V": "id", "E": "expert"}
-    weighs = target.axes.endswith(("TS", "SS"))
-    words |= {"P": "channel"} | dict.fromkeys("TS", "query" if weighs else "position")
-    said = []
-    for axis, (letter, index) in enumerate(zip(target.axes, where)):
-        if index == slice(None):
-            continue
-        word = "key" if axis > target.along and letter in "TS" else words[letter]
-        said.append(f"{word} {index if isinstance(index, int) else index.start}")
-    return ", ".join(said)
-
-
-class Request(NamedTuple):
-    """What a person asks for: --ablate, --patch or --set, and the option's value."""
-
-    kind: Kind
-    value: str
-
-    @property
-    def said(self) -> str:
-        return f"--{self.kind} {self.value}"
-
-
 def edits_of(
     run: Run,
     requests: list[Request],
-    ablate_with: Literal["zero", "mean"] = "zero",
     position: str | None = None,
     attending: Attending = "self",
     names: Names | None = None,
@@ -232,22 +240,15 @@ def edits_of(
     """
     if len(run.ids) > 1:
         raise GptcliError(f"{requests[0].said}: {len(run.ids)} texts, but edits are made in one", "give one text")
-    reader = _Reader(run, attending, names or Names(run.model), position)
-    edits = Edits()
+    edits, reader = Edits(), _Reader(run, attending, names or Names(run.model), position)
     for request in requests:
-        match request.kind:
-            case "ablate":
-                edits.add(request.said, reader.ablation(request, ablate_with))
-            case "patch":
-                found, notes = reader.patch(request)
-                edits.add(request.said, found)
-                edits.notes += notes
-            case "set":
-                edits.add(request.said, reader.setting(request))
+        if request.kind == "ablate":
+            edits.add(request.said, reader.ablation(request))
+        elif request.kind == "set":
+            edits.add(request.said, reader.setting(request))
+        else:
+            edits.add(request.said, reader.patch(request, edits.notes))
     return edits
-
-
-Part = tuple[Target, "Where", Callable[[Any], Any]]
 
 
 class _Reader:
@@ -258,78 +259,72 @@ class _Reader:
         every = shapes(run.model.spec, len(run.ids), run.width, run.source_width)
         self.points = {path: Target(path, axes, shape) for path, axes, shape in every}
 
-    def ablation(self, request: Request, ablate_with: Literal["zero", "mean"]) -> list[Part]:
-        from gptcli.model.edit import averaged, written
+    def ablation(self, request: Request) -> list[Part]:
+        targets = self.targets(request, request.value)
+        keyed = next((target for target in targets if target.path.endswith((".scores", ".pattern"))), None)
+        mean = request.ablate_with == "mean"
+        if mean and keyed is not None:
+            why = f"--ablate-with mean: queries see different keys, so {keyed.path} has no mean"
+            raise GptcliError(f"{request.said} {why}", "--ablate-with zero does it", "edit")
+        return [Part(target, self.where(target), "mean" if mean else 0.0) for target in targets]
 
-        found = []
-        for target in self.targets(request, request.value):
-            where = self.where(target)
-            if ablate_with == "zero":
-                found.append((target, where, lambda x, where=where: written(x, where, 0.0)))
-                continue
-            if target.path.endswith((".scores", ".pattern")):
-                said = f"{request.said} --ablate-with mean: queries see different keys, so {target.path} has no mean"
-                raise GptcliError(said, "--ablate-with zero does it", "edit")
-            found.append((target, where, lambda x, where=where, axis=target.along: averaged(x, where, axis)))
-        return found
-
-    def patch(self, request: Request) -> tuple[list[Part], list[str]]:
-        from gptcli.model.edit import written
+    def patch(self, request: Request, notes: list[str]) -> list[Part]:
+        """The same activations as a file holds them: a trace's, any other .safetensors by our names, or a .npy."""
+        from gptcli.report.capture import Tensors
 
         name, _, wanted = request.value.rpartition(":")
         if not name or not wanted:
-            raise GptcliError(f"{request.said}: not FILE:PATH", "such as run.safetensors:layers.0.attn.z", "edit")
-        source = _Patch(Path(name), request)
-        found = []
-        for target in source.among(self.targets(request, wanted)):
-            values = source.read(target)  # [B, …], as the activation
-            where = self.where(target)
-            part = values[where]
-            found.append((target, where, lambda x, where=where, part=part: written(x, where, part)))
-        return found, source.notes(self.run)
+            raise request.refused("not FILE:PATH", "such as run.safetensors:layers.0.attn.z")
+        tensors, targets = Tensors(Path(name), request.said), self.targets(request, wanted)
+        held = targets if tensors.unnamed else [target for target in targets if target.path in tensors]
+        if not held:
+            raise request.refused(f"{name} holds no {targets[0].path}", f"it holds {tensors.shown()}")
+        if tensors.unnamed and len(held) > 1:
+            raise request.refused(f"one array for {len(held)} activations", "name one")
+        parts = []
+        for target in held:
+            values, where = tensors[target.path], self.where(target)
+            values = values[None] if values.shape == target.shape[1:] else values  # [B, …], as the activation
+            if values.shape != target.shape:
+                fits = f"{target.path} is {list(target.shape)} here ([{','.join(target.axes)}])"
+                raise request.refused(f"{list(values.shape)}, but {fits}", "take it from a text as long")
+            parts.append(Part(target, where, values[where]))
+        notes += [f"{name} was traced from other weights than these"] * tensors.of_others(self.run)
+        return parts
 
     def setting(self, request: Request) -> list[Part]:
-        from gptcli.model.edit import written
-
         said = re.fullmatch(r"([^\[\]=]+)(?:\[([^\[\]]*)\])?=([^=]+)", request.value)
         if said is None:
-            raise GptcliError(f"{request.said}: not PATH[index]=value", "such as layers.0.attn.pattern[0,3]=0", "edit")
+            raise request.refused("not PATH[index]=value", "such as layers.0.attn.pattern[0,3]=0")
         path, index, value = said.groups()
         try:
             number = float(value)
         except ValueError:
-            number = float("nan")
-        if number != number:
-            raise GptcliError(f"{request.said}: {value!r} is not a number", "give one, or -inf", "edit")
-        found = []
-        for target in self.targets(request, path):
-            where = self.indexed(request, target, index)
-            found.append((target, where, lambda x, where=where: written(x, where, number)))
-        return found
+            number = math.nan
+        if math.isnan(number):
+            raise request.refused(f"{value!r} is not a number", "give one, or -inf")
+        return [Part(target, self.indexed(request, target, index), number) for target in self.targets(request, path)]
 
     def targets(self, request: Request, wanted: str) -> list[Target]:
         """What a head (`L0H1`: its z) or an activation's name or pattern means."""
-        if head := re.fullmatch(r"L([0-9]{1,9})H([0-9]{1,9})", wanted, re.IGNORECASE):
-            return [self.head(request, int(head[1]), int(head[2]))]
+        if head := at_head(wanted):
+            return [self.head(request, *head)]
         found = [self.points[path] for path in self.names.select(f"--{request.kind}", wanted)]
         flowing = [target for target in found if not target.path.endswith(".sink")]
         if not flowing:
-            raise GptcliError(f"{request.said}: nothing reads {wanted}", "pattern is what the run goes on with", "edit")
+            raise request.refused(f"nothing reads {wanted}", "pattern is what the run goes on with")
         return flowing
 
     def head(self, request: Request, layer: int, head: int) -> Target:
-        stack = stack_of(self.attending, self.run.model.spec)
-        if layer >= stack.n_layers:
-            hint = f"give L0 to L{stack.n_layers - 1}"
-            raise GptcliError(f"{request.said}: this model has {stack.n_layers} layers, counted from 0", hint, "edit")
-        here = stack.at(layer)
-        number = (here.cross if self.attending == "cross" else here.attention).n_heads
-        if head >= number:
-            hint = f"give H0 to H{number - 1}"
-            raise GptcliError(f"{request.said}: layer L{layer} has {number} heads, counted from 0", hint, "edit")
-        stack_name = "encoder." if self.attending == "encoder" else ""
-        path = f"{stack_name}layers.{layer}.{'cross' if self.attending == 'cross' else 'attn'}.z"
-        return self.points[path]._replace(head=head)
+        spec = self.run.model.spec
+        layers = stack_of(self.attending, spec).n_layers
+        if layer >= layers:
+            raise request.refused(f"this model has {layers} layers, counted from 0", f"give L0 to L{layers - 1}")
+        heads = layer_spec(self.attending, spec, layer).attention.n_heads
+        if head >= heads:
+            raise request.refused(f"layer L{layer} has {heads} heads, counted from 0", f"give H0 to H{heads - 1}")
+        part = "cross" if self.attending == "cross" else "attn"
+        return self.points[f"{layer_path(self.attending, layer)}.{part}.z"]._replace(head=head)
 
     def where(self, target: Target) -> "Where":
         """The head that is meant and the positions that --position means, of the whole tensor."""
@@ -346,58 +341,16 @@ class _Reader:
         words = [] if index is None else index.split(",")
         letters = f"{target.path} is [{','.join(axes)}] = {list(sizes)}"
         if len(words) > len(axes):
-            raise GptcliError(f"{request.said}: {len(words)} numbers, but {letters}", "one an axis at most", "edit")
+            raise request.refused(f"{len(words)} numbers, but {letters}", "one an axis at most")
         found: list[int | slice] = [slice(None)]
         if target.head is not None:
             axes, sizes, found = axes[1:], sizes[1:], [slice(None), target.head]
         for word, axis, size in zip((word.strip() for word in words), axes, sizes):
-            if word == ":":
-                found.append(slice(None))
-                continue
-            if not re.fullmatch(r"-?[0-9]{1,18}", word) or not -size <= int(word) < size:
-                raise GptcliError(f"{request.said}: {axis} {word!r}, but {letters}", f"give 0 to {size - 1}", "edit")
-            found.append(int(word) % size)
+            number = int(word) if re.fullmatch(r"-?[0-9]{1,18}", word) else size
+            if word != ":" and not -size <= number < size:
+                raise request.refused(f"{axis} {word!r}, but {letters}", f"give 0 to {size - 1}")
+            found.append(slice(None) if word == ":" else number % size)
         return tuple(found)
-
-
-class _Patch:
-    """A file that activations are taken from: a trace's, any other .safetensors by our names, or one array (.npy)."""
-
-    def __init__(self, path: Path, request: Request):
-        from gptcli.report.capture import open_tensors
-
-        self.path, self.said = path, request.said
-        self.tensors = open_tensors(path, request.said)
-
-    def among(self, targets: list[Target]) -> list[Target]:
-        """Those that the file holds. Raises GptcliError where it holds none, or not the one that is named."""
-        held = targets if self.tensors.unnamed else [target for target in targets if target.path in self.tensors]
-        if not held:
-            raise GptcliError(
-                f"{self.said}: {self.path} holds no {targets[0].path}", f"it holds {self.tensors.shown()}", "edit"
-            )
-        if self.tensors.unnamed and len(held) > 1:
-            raise GptcliError(f"{self.said}: one array for {len(held)} activations", "name one", "edit")
-        return held
-
-    def read(self, target: Target) -> "Tensor":
-        """The activation's values [B, …]. Raises GptcliError where their shape is another one."""
-        values = self.tensors[target.path]
-        if values.shape == target.shape[1:]:
-            values = values[None]
-        if values.shape != target.shape:
-            fits = f"{target.path} is {list(target.shape)} here ([{','.join(target.axes)}])"
-            raise GptcliError(f"{self.said}: {list(values.shape)}, but {fits}", "take it from a text as long", "edit")
-        return values
-
-    def notes(self, run: Run) -> list[str]:
-        from gptcli.report.capture import digest
-
-        theirs, dtype = self.tensors.notes.get("digest"), f'"dtype": "{str(run.dtype).removeprefix("torch.")}"'
-        # A digest is of the type that a run had.
-        alike = theirs is not None and dtype in self.tensors.notes.get("model", "")
-        another = alike and theirs != digest(run)
-        return [f"{self.path} was traced from other weights than these"] if another else []
 
 
 def edits_report(run: Run, k: int, words: tuple[str, ...], shown: list[int]) -> EditsReport:
@@ -405,42 +358,29 @@ def edits_report(run: Run, k: int, words: tuple[str, ...], shown: list[int]) -> 
 
     words: tokens to look at besides the k best of either. Raises GptcliError where an edit changes nothing.
     """
-    edits, run.edits = run.edits, None
-    try:
-        without = run.forward("all")
-    finally:
-        run.edits = edits
-    edited = run.forward("all")
-    replaced = {path.removesuffix(f".{name}") for path in edits.changes for name in BESIDE if path.endswith(f".{name}")}
+    without, edited = run.forward("all", edited=False), run.forward("all")
     return EditsReport(
-        model=run.facts(),
+        **run.told(),
         n_layers=run.model.spec.n_layers,
         n_heads=run.model.spec.attention.n_heads,
-        tokens=run.tokens(),
-        source=run.source_tokens(),
-        touched=edits.touched,
-        explicit=[path for path in sorted(replaced, key=_order) if not _capped(run, path)],
+        touched=run.edits.touched,
+        explicit=_explicit(run),
         effects=[_effect(run, without[0, at], edited[0, at], at, k, words) for at in shown],
-        findings=[] if edited.isfinite().all() else [_not_finite(run)],
+        findings=[] if edited.isfinite().all() else [birth(run)],
     )
 
 
-def _not_finite(run: Run) -> Finding:
-    from gptcli.report.birth import birth
-
-    return birth(run)
-
-
-def _order(path: str) -> tuple[bool, int, str]:
-    place = Place.of(path)
-    return not place.stack, place.layer or 0, place.name
-
-
-def _capped(run: Run, path: str) -> bool:
-    """Is that attention computed step by step anyway?"""
-    place = Place.of(f"{path}.z")
-    here = place.spec(run.model.spec)
-    return (here.cross if place.name.startswith("cross.") else here.attention).softcap is not None
+def _explicit(run: Run) -> list[str]:
+    """Attentions that the fused kernel would compute, were their scores or weights not replaced."""
+    found = []
+    for path, _ in points(run.model.spec):
+        at, _, name = path.rpartition(".")
+        place = Place.of(path)
+        if name == "pattern" and {path, f"{at}.scores"} & set(run.edits.changes):
+            here = place.spec(run.model.spec)
+            part = here.cross if place.name.startswith("cross.") else here.attention
+            found += [at] if part.softcap is None else []
+    return found
 
 
 def shown_positions(run: Run, position: str | None) -> list[int]:
@@ -455,10 +395,8 @@ def _effect(run: Run, without: "Tensor", edited: "Tensor", position: int, k: int
     from gptcli.model.edit import difference
     from gptcli.model.measure import divergence
 
-    headless = run.model.spec.lm_head is None
-    bits = None if headless else divergence(without, edited)
-    bits = 0.0 if bits is not None and bits < 0 else bits  # rounding, of what is the same
-    found = difference(without, edited)
+    headless, found = run.model.spec.lm_head is None, difference(without, edited)
+    bits = None if headless else max(divergence(without, edited), 0.0)  # rounding may leave less; NaN stays
     return Effect(
         position=position,
         token=run.tokens()[0][position].token,
@@ -478,31 +416,12 @@ def _moved(run: Run, without: "Tensor", edited: "Tensor", k: int, words: tuple[s
 
     asked = tuple(run.model.tokenizer.target.find(word) for word in words)
     best = {one.id for logits in (without, edited) for one in rank(logits, k)}
-    ids = tuple({*best, *asked})
-    before, after = ({one.id: one for one in rank(logits, 1, ids)} for logits in (without, edited))
-    labels, found = run.labels, []
-    for id_ in sorted(ids, key=lambda id_: before[id_].rank):
-        old, new = before[id_], after[id_]
-        piece = labels.piece(id_) if labels else None
-        found.append(
-            Moved(
-                id=id_,
-                token=visible(piece),
-                bytes=None if piece is None else list(piece),
-                rank_without=old.rank,
-                rank_with=new.rank,
-                tie_without=_tie(old),
-                tie_with=_tie(new),
-                logit_without=old.logit,
-                logit_with=new.logit,
-                logit_change=new.logit - old.logit,
-                prob_without=old.prob,
-                prob_with=new.prob,
-                asked=id_ in asked,
-            )
-        )
+    ids, found = tuple({*best, *asked}), []
+    after = {one.id: one for one in rank(edited, 1, ids)}
+    for old in rank(without, 1, ids):
+        new, token = after[old.id], Token.of(old.id, run.labels)
+        numbers = {f"{name}_without": getattr(old, name) for name in ("rank", "tie", "logit", "prob")}
+        numbers |= {f"{name}_with": getattr(new, name) for name in ("rank", "tie", "logit", "prob")}
+        numbers["logit_change"] = new.logit - old.logit
+        found.append(Moved(id=old.id, token=token.token, bytes=token.bytes, asked=old.id in asked, **numbers))
     return found
-
-
-def _tie(one: "Ranked") -> tuple[int, int] | None:
-    return (one.tie_first, one.tie_last) if one.tie_last > one.tie_first else None

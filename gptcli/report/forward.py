@@ -6,11 +6,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from gptcli.layout import Place
-from gptcli.report import ModelFacts, Report
+from gptcli.report import RunReport
 from gptcli.report.birth import birth
 from gptcli.report.topk import Next, next_tokens
 from gptcli.run import Run
-from gptcli.tokens import Token
 from gptcli.trace import ON_THE_SIDE, POINTS, Recorder
 
 if TYPE_CHECKING:
@@ -35,11 +34,8 @@ class Stage:
 
 
 @dataclass(kw_only=True)
-class ForwardReport(Report):
+class ForwardReport(RunReport):
     schema = "gptcli.forward/1"
-    model: ModelFacts
-    tokens: list[list[Token]]
-    source: list[list[Token]]
     stages: list[Stage]
     next: list[Next]
 
@@ -62,9 +58,7 @@ def forward_report(run: Run, k: int, words: tuple[str, ...], inner: bool) -> tup
 
     logits = run.forward("all", Recorder(*(path.replace("#", "*") for path in wanted), note=note))
     report = ForwardReport(
-        model=run.facts(),
-        tokens=run.tokens(),
-        source=run.source_tokens(),
+        **run.told(),
         stages=stages,
         next=[] if run.model.spec.lm_head is None else list(_next(run, logits, k, words)),
         findings=[] if math.isfinite(stages[-1].max_abs) else [birth(run)],

@@ -21,13 +21,13 @@ from typing import Literal
 
 from gptcli.cost import bytes_text, free_memory
 from gptcli.errors import GptcliError
-from gptcli.report import ModelFacts, Report
+from gptcli.report import RunReport
 from gptcli.report.maps import BESIDES
 from gptcli.report.patterns import Patterns, Weights
-from gptcli.report.trace import Check
+from gptcli.report.proof import Check
 from gptcli.run import Run
 from gptcli.source import Model
-from gptcli.tokens import OWN_RULE, Encoded, Rule, Token
+from gptcli.tokens import OWN_RULE, Encoded, Rule
 
 By = Literal["previous", "first", "self", "entropy", "induction", "distance"]
 FIELDS = {"self": "itself", "entropy": "entropy_share"}  # where a measure is called otherwise in a report
@@ -72,18 +72,15 @@ class Best:
 
 
 @dataclass(kw_only=True)
-class HeadsReport(Report):
+class HeadsReport(RunReport):
     """Every head, the one first that has most of what `by` names. top: how many a person is shown.
 
     repeated: so many random tokens (by this seed) were fed twice; recurring: queries whose token came before.
     """
 
     schema = "gptcli.heads/1"
-    model: ModelFacts
     attention: Literal["self", "encoder"]
     n_layers: int
-    tokens: list[list[Token]]
-    source: list[list[Token]]
     repeated: int | None
     seed: int | None
     recurring: int
@@ -124,11 +121,9 @@ def heads_report(
     watched = patterns(list(range(patterns.stack.n_layers)), slice(None), slice(None), take)
     ranked = sorted(watched.taken, key=lambda one: -_or(one.measure(by), -1.0))
     return HeadsReport(
-        model=run.facts(),
+        **run.told(),
         attention=attending,
         n_layers=patterns.stack.n_layers,
-        tokens=run.tokens(),
-        source=run.source_tokens(),
         repeated=repeated,
         seed=seed,
         recurring=sum(key >= 0 for key in after),

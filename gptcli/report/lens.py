@@ -5,23 +5,25 @@ of the vector that it is given, and by the head. So the last row is the logits.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gptcli.errors import GptcliError
 from gptcli.layout import Place
-from gptcli.report import Finding, ModelFacts, Report
+from gptcli.report import Finding, Report, RunReport
 from gptcli.report.birth import birth
+from gptcli.report.proof import Check, check, differing
 from gptcli.report.topk import Candidate, next_tokens, places
-from gptcli.report.trace import Check, check, differing
 from gptcli.run import Run
 from gptcli.spec import Spec
-from gptcli.tokens import Token, visible
+from gptcli.tokens import Token
 from gptcli.trace import Recorder
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from gptcli.model.measure import Best, Leading
 
 LATEST = 32  # positions that are read unless others are named
 BLOCK = 1 << 21  # logits that are held at once
@@ -51,7 +53,7 @@ class LensRow:
 
 
 @dataclass(kw_only=True)
-class LensReport(Report):
+class LensReport(RunReport):
     """Rows from the embedding to the last layer; columns are the positions from `first` on.
 
     named: these were asked for; otherwise they are the latest ones. fills: a token stands for its own position, as a
@@ -59,10 +61,7 @@ class LensReport(Report):
     """
 
     schema = "gptcli.lens/1"
-    model: ModelFacts
     n_layers: int
-    tokens: list[list[Token]]
-    source: list[list[Token]]
     fills: bool
     named: bool
     first: int
@@ -86,19 +85,37 @@ class Reading:
 
 
 @dataclass(kw_only=True)
-class PositionReport(Report):
+class PositionReport(RunReport):
     """One position, from the embedding to the last layer. k: how many tokens each layer's list reaches."""
 
     schema = "gptcli.lens.position/1"
-    model: ModelFacts
     n_layers: int
-    tokens: list[list[Token]]
-    source: list[list[Token]]
     fills: bool
     position: int
     token: str
     k: int
     readings: list[Reading]
+    proof: list[Check]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeadingRow:
+    """One layer's best tokens, of every position a list."""
+
+    name: str
+    layer_index: int | None
+    path: str
+    top: "list[list[Leading]]"
+
+
+@dataclass(kw_only=True)
+class LeadingReport(Report):
+    """Rows from the embedding to the last layer, a list of best tokens for every position. words: their texts."""
+
+    schema = "gptcli.lens.leading/1"
+    fills: bool
+    words: dict[int, str]
+    rows: list[LeadingRow]
     proof: list[Check]
 
 
@@ -120,32 +137,26 @@ def lens_report(run: Run, position: str | None = None, full: bool = False) -> Le
     from gptcli.model.measure import best
 
     lens = _Lens(run, span(position, run.width, full))
-    last = lens.paths[-1]
 
-    def row(path: str, x: "Tensor", final: "Tensor | None" = None) -> LensRow:
-        cells: list[Cell] = []
-        for window, mine in lens.windows():
-            logits = lens.read(x[:, window])
-            if final is not None:
-                lens.compare(logits, lens.head(final[:, window]))
-            found = best(logits[mine.start - window.start : mine.stop - window.start])
-            cells += [Cell(position=at, token=lens.shown(one.id), **one._asdict()) for at, one in zip(mine, found)]
+    def row(path: str, found: "list[Best]") -> LensRow:
+        cells = [Cell(position=at, token=lens.shown(one.id), **one._asdict()) for at, one in zip(lens.chosen, found)]
         return LensRow(**lens.names(path), cells=cells)
 
-    # The last layer's is read once the final vectors are there to compare with.
-    recorder = Recorder(*lens.paths, note=lambda path, x: x if path == last else row(path, x))
-    with lens.watching():
-        final = run.forward("all", recorder, head=False)
-        *rows, x = recorder.kept.values()
-        rows.append(row(last, x, final))
-    return LensReport(
-        model=run.facts(),
-        n_layers=run.model.spec.n_layers,
-        tokens=run.tokens(),
-        source=run.source_tokens(),
+    rows = [row(path, found) for path, found in lens.every(best).items()]
+    return LensReport(**lens.told(), named=position is not None or full, first=lens.chosen.start, rows=rows)
+
+
+def leading_report(run: Run, k: int) -> LeadingReport:
+    """Each layer's k best tokens at every position. Raises GptcliError for a model without a head."""
+    from gptcli.model.measure import leading
+
+    lens = _Lens(run, range(run.width))
+    found = lens.every(lambda logits: leading(logits, k))
+    rows = [LeadingRow(**lens.names(path), top=top) for path, top in found.items()]
+    known = sorted({one.id for row in rows for top in row.top for one in top})
+    return LeadingReport(
         fills=run.model.fills,
-        named=position is not None or full,
-        first=lens.chosen.start,
+        words={id_: lens.shown(id_) for id_ in known},
         rows=rows,
         proof=lens.proof(),
         findings=lens.findings(),
@@ -160,31 +171,14 @@ def position_report(run: Run, position: str, k: int, words: tuple[str, ...] = ()
     if others:
         raise GptcliError(f"--position {position}: positions {at}, {others[0]} …", f"open one: --position {at}")
     lens = _Lens(run, range(at, at + 1))
-    [(window, _)] = lens.windows()
-    recorder = Recorder(*lens.paths, note=lambda path, x: x[:, window].clone())
+    found = lens.every(lambda logits: list(logits.clone()))  # of each layer one row [V]
+    [final] = found[lens.paths[-1]]
     readings = []
-    with lens.watching():
-        final = lens.head(run.forward("all", recorder, head=False)[:, window])  # → [rows, V]
-        for path, x in recorder.kept.items():
-            logits = lens.read(x)
-            if path == lens.paths[-1]:
-                lens.compare(logits, final)
-            row, last = logits[at - window.start], final[at - window.start]
-            top = next_tokens(run, row, 0, at, k, words).top
-            readings.append(Reading(**lens.names(path), entropy=entropy(row), kl=divergence(last, row), top=top))
-    return PositionReport(
-        model=run.facts(),
-        n_layers=run.model.spec.n_layers,
-        tokens=run.tokens(),
-        source=run.source_tokens(),
-        fills=run.model.fills,
-        position=at,
-        token=run.tokens()[0][at].token,
-        k=k,
-        readings=readings,
-        proof=lens.proof(),
-        findings=lens.findings(),
-    )
+    for path, [row] in found.items():
+        top = next_tokens(run, row, 0, at, k, words).top
+        readings.append(Reading(**lens.names(path), entropy=entropy(row), kl=divergence(final, row), top=top))
+    token = run.tokens()[0][at].token
+    return PositionReport(**lens.told(), position=at, token=token, k=k, readings=readings)
 
 
 class _Lens:
@@ -193,16 +187,14 @@ class _Lens:
     def __init__(self, run: Run, chosen: range):
         if run.model.spec.lm_head is None:
             raise GptcliError(f"{run.model.shown} has no head to read its layers by", "trace shows its vectors", "head")
-        if len(run.ids) > 1:
-            raise GptcliError(f"{len(run.ids)} texts, but lens reads one", "give one text")
+        run.single("lens reads one")
         self.run, self.chosen, self.spec = run, chosen, run.model.spec
         self.paths = stream(self.spec)
         self.differ, self.finite = 0.0, True
-
-    def watching(self):
-        import torch
-
-        return torch.inference_mode()
+        for said, paths in run.edits.made if run.edits else ():
+            if any(Place.of(path)[:2] == ("", None) and path not in ("embed", "embed_norm") for path in paths):
+                why = "lens reads every layer by the norm and the head as they are"
+                raise GptcliError(f"{said}: {why}", "edit what stands before them", "edit")
 
     def windows(self) -> Iterator[tuple[slice, range]]:
         """Positions that are read together, and those of them that are meant: few enough to hold their logits."""
@@ -227,6 +219,27 @@ class _Lens:
 
         return head(x, self.run.weights, self.spec)[0]
 
+    def every(self, take: "Callable[[Tensor], list]") -> dict[str, list]:
+        """What `take` makes of each layer's logits [rows, V] at the chosen positions, by path; one of a position."""
+        import torch
+
+        last = self.paths[-1]
+
+        def row(x: "Tensor", final: "Tensor | None" = None) -> list:
+            found = []
+            for window, mine in self.windows():
+                logits = self.read(x[:, window])
+                if final is not None:
+                    self.compare(logits, self.head(final[:, window]))
+                found += take(logits[mine.start - window.start : mine.stop - window.start])
+            return found
+
+        # The last layer's is read once the final vectors are there to compare with.
+        recorder = Recorder(*self.paths, note=lambda path, x: x if path == last else row(x))
+        with torch.inference_mode():
+            final = self.run.forward("all", recorder, head=False)
+            return recorder.kept | {last: row(recorder.kept[last], final)}
+
     def compare(self, mine: "Tensor", run: "Tensor") -> None:
         """The last row's logits beside the run's."""
         self.differ += differing(mine, run)
@@ -240,14 +253,19 @@ class _Lens:
             return [birth(self.run)]
         return [Finding("proof", f"{self.differ:g} logits are not the last row's")] if self.differ else []
 
+    def told(self) -> dict[str, Any]:
+        """What a report of it begins with, and what it proves."""
+        spec, fills = self.spec, self.run.model.fills
+        about = {**self.run.told(), "n_layers": spec.n_layers, "fills": fills}
+        return about | {"proof": self.proof(), "findings": self.findings()}
+
     def names(self, path: str) -> dict:
         """What a row is called."""
         index = Place.of(path).layer
         return {"name": "embed" if index is None else f"layer {index + 1}", "layer_index": index, "path": path}
 
     def shown(self, id_: int) -> str:
-        labels = self.run.labels
-        return visible(labels.piece(id_)) if labels else ""
+        return Token.of(id_, self.run.labels).token
 
 
 def stream(spec: Spec) -> list[str]:

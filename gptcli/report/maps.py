@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Literal
 
 from gptcli.cost import Choice, listed
 from gptcli.errors import GptcliError
-from gptcli.report import ModelFacts, Report
+from gptcli.report import RunReport
 from gptcli.report.patterns import Patterns, Weights
+from gptcli.report.proof import Check
 from gptcli.report.room import Room
-from gptcli.report.trace import Attending, Check
+from gptcli.report.view import Attending
 from gptcli.tokens import Token
 
 if TYPE_CHECKING:
@@ -96,7 +97,7 @@ class HeadMap:
 
 
 @dataclass(kw_only=True)
-class MapReport(Report):
+class MapReport(RunReport):
     """Maps of heads in one kind of attention, layer by layer, all over the same rows and columns, on one scale.
 
     pooling: what a cell of several pairs shows: their largest weight, or their mean, of those that the mask lets see.
@@ -104,11 +105,8 @@ class MapReport(Report):
     """
 
     schema = "gptcli.maps/1"
-    model: ModelFacts
     attention: Attending
     n_layers: int
-    tokens: list[list[Token]]
-    source: list[list[Token]]
     rows: Axis
     columns: Axis
     pooling: Pooling
@@ -212,11 +210,7 @@ def map_reports(
     GptcliError for a head that a layer doesn't have.
     """
     rows, columns = sizes[0]
-    for layer in layers:
-        number = patterns.spec(layer).attention.n_heads
-        if min(heads) >= number:
-            what = f"--head {min(heads)}: layer {layer + 1} has {number} heads, counted from 0"
-            raise GptcliError(what, f"give 0 to {number - 1}, -1 or all" if len(layers) == 1 else "name the layer")
+    patterns.check(layers, heads)
     number = sum(min(len(heads), patterns.spec(layer).attention.n_heads) for layer in layers)
     whole = full or number * (rows.stop - rows.start) * (columns.stop - columns.start) <= SMALL
 
@@ -225,15 +219,13 @@ def map_reports(
 
     of_heads, of_queries = slice(min(heads), max(heads) + 1), slice(rows.start, rows.stop)
     watched = patterns(layers, of_heads, of_queries, take)
-    run, reports = patterns.run, []
+    reports = []
     for (rows, columns), maps in zip(sizes, zip(*watched.taken)):
         reports.append(
             MapReport(
-                model=run.facts(),
+                **patterns.run.told(),
                 attention=patterns.attending,
                 n_layers=patterns.stack.n_layers,
-                tokens=run.tokens(),
-                source=run.source_tokens(),
                 rows=rows,
                 columns=columns,
                 pooling=pooling,

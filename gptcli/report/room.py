@@ -1,9 +1,11 @@
 """Whether memory holds what a trace is asked for, said before anything runs."""
 
+from math import prod
 from typing import NamedTuple
 
 from gptcli.cost import Choice, Size, kept, listed, refuse_above, streamed, walk
-from gptcli.report.trace import Attending, selection_of, stack_of
+from gptcli.report.trace import selection_of
+from gptcli.report.view import Attending, layer_path, layer_spec
 
 
 class Room(NamedTuple):
@@ -44,17 +46,15 @@ class Room(NamedTuple):
         self.refuse(asked, *(other for other in others if other.held < asked.held), otherwise=streams)
 
     def _walks(self, layers: list[int], heads: list[int], position: str, attending: Attending) -> int:
-        stack = stack_of(attending, self.size.spec)
         width = self.size.source_width if attending == "encoder" else self.size.width
         keys = self.size.width if attending == "self" else self.size.source_width
         queries = range(width) if position == "all" else range(1)
         # Which position is walked through doesn't matter here, and may be beyond the text.
         select = selection_of(width, heads, list(queries))
-        before = tuple(f"{'encoder.' if attending == 'encoder' else ''}layers.{layer}." for layer in layers)
+        before = tuple(f"{layer_path(attending, layer)}." for layer in layers)
         total = kept(self.size, lambda path: path.startswith(before), select)
         for layer in layers:
-            here = stack.at(layer)
-            part = here.across if attending == "cross" else here
+            part = layer_spec(attending, self.size.spec, layer)
             number = sum(head < part.attention.n_heads for head in heads)
             total += number * len(queries) * walk(self.size, part, keys, self.as_json)
         return total
@@ -62,7 +62,7 @@ class Room(NamedTuple):
     def activation(self, path: str) -> None:
         """Raises GptcliError where one activation, whole, doesn't fit on the screen's side of memory."""
         held = kept(self.size, lambda other: other == path)
-        numbers = next(self._numbers(shape) for other, _, shape in self.size.points() if other == path)
+        numbers = next(prod(shape) for other, _, shape in self.size.points() if other == path)
         streams = Choice("-o FILE.safetensors, which writes it and", streamed(self.size, lambda other: other == path))
         self.refuse(Choice(f"--at {path}", held + listed(numbers, self.as_json)), streams)
 
@@ -70,10 +70,3 @@ class Room(NamedTuple):
         """Raises GptcliError where two runs' logits don't fit beside one another."""
         logits = kept(self.size, lambda path: path == "logits")
         self.refuse(Choice("a run beside its edited one", 2 * logits))
-
-    @staticmethod
-    def _numbers(shape: tuple[int, ...]) -> int:
-        total = 1
-        for size in shape:
-            total *= size
-        return total

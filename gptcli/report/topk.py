@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gptcli.errors import GptcliError
-from gptcli.report import ModelFacts, Report
+from gptcli.report import RunReport
 from gptcli.report.birth import birth
 from gptcli.run import Run, positions
 from gptcli.tokens import Token, visible
@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 class Candidate:
     """An id that may come next. tie: the first and the last rank of the ids with the same logit, if there are others.
 
-    asked: it stands here because somebody asked for it, whatever its rank.
+    asked: it stands here because somebody asked for it, whatever its rank. …_without: of a run with edits, the
+    same without them.
     """
 
     rank: int
@@ -29,6 +30,9 @@ class Candidate:
     logprob: float
     tie: tuple[int, int] | None
     asked: bool
+    rank_without: int | None = None
+    tie_without: tuple[int, int] | None = None
+    prob_without: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,11 +49,8 @@ class Next:
 
 
 @dataclass(kw_only=True)
-class TopkReport(Report):
+class TopkReport(RunReport):
     schema = "gptcli.topk/1"
-    model: ModelFacts
-    tokens: list[list[Token]]
-    source: list[list[Token]]
     temperature: float
     next: list[Next]
 
@@ -67,17 +68,22 @@ def topk_report(run: Run, k: int, words: tuple[str, ...], position: str, tempera
         raise GptcliError(f"--temperature {temperature:g}: not a number above 0", "1 changes nothing")
     wanted = [(text, at) for text in range(len(run.ids)) for at in places(run, text, position)]
     rows = "last" if all(at == len(run.ids[text]) - 1 for text, at in wanted) else "all"
-    logits = run.forward(rows)  # [B, 1 or T, V]
-    after = [logits[text, -1 if rows == "last" else run.column(text, at)] for text, at in wanted]
-    found = [next_tokens(run, row, *place, k, words, temperature) for place, row in zip(wanted, after)]
-    broken = not all(bool(row.isfinite().all()) for row in after)
+
+    def after(**how: bool) -> "list[Tensor]":
+        """The logits [V] at each of the positions."""
+        logits = run.forward(rows, **how)  # [B, 1 or T, V]
+        return [logits[text, -1 if rows == "last" else run.column(text, at)] for text, at in wanted]
+
+    without = [None] * len(wanted) if run.edits is None else after(edited=False)
+    found = after()
     return TopkReport(
-        model=run.facts(),
-        tokens=run.tokens(),
-        source=run.source_tokens(),
+        **run.told(),
         temperature=temperature,
-        next=found,
-        findings=[birth(run, rows)] if broken else [],
+        next=[
+            next_tokens(run, row, *place, k, words, temperature, bare)
+            for place, row, bare in zip(wanted, found, without)
+        ],
+        findings=[] if all(bool(row.isfinite().all()) for row in found) else [birth(run, rows)],
     )
 
 
@@ -97,27 +103,38 @@ def places(run: Run, text: int, position: str) -> list[int]:
 
 
 def next_tokens(
-    run: Run, logits: "Tensor", text: int, position: int, k: int, words: tuple[str, ...], temperature: float = 1.0
+    run: Run,
+    logits: "Tensor",
+    text: int,
+    position: int,
+    k: int,
+    words: tuple[str, ...],
+    temperature: float = 1.0,
+    without: "Tensor | None" = None,
 ) -> Next:
-    """What logits [V] say comes after a position."""
+    """What logits [V] say comes after a position. without: the logits there of a run without its edits."""
     from gptcli.model.measure import rank
 
-    asked = tuple(run.find(word) for word in words)
-    labels, top = run.labels, []
-    for ranked in rank(logits, k, asked, temperature):
-        piece = labels.piece(ranked.id) if labels else None
-        tie = (ranked.tie_first, ranked.tie_last) if ranked.tie_last > ranked.tie_first else None
+    asked, top = tuple(run.find(word) for word in words), []
+    ranks = rank(logits, k, asked, temperature)
+    bare = [] if without is None else rank(without, 1, tuple(one.id for one in ranks), temperature)
+    before = {one.id: one for one in bare}
+    for one in ranks:
+        token, old = Token.of(one.id, run.labels), before.get(one.id)
         top.append(
             Candidate(
-                rank=ranked.rank,
-                id=ranked.id,
-                token=visible(piece),
-                bytes=None if piece is None else list(piece),
-                logit=ranked.logit,
-                prob=ranked.prob,
-                logprob=ranked.logprob,
-                tie=tie,
-                asked=ranked.id in asked,
+                rank=one.rank,
+                id=one.id,
+                token=token.token,
+                bytes=token.bytes,
+                logit=one.logit,
+                prob=one.prob,
+                logprob=one.logprob,
+                tie=one.tie,
+                asked=one.id in asked,
+                rank_without=old and old.rank,
+                tie_without=old and old.tie,
+                prob_without=old and old.prob,
             )
         )
     return Next(text=text, position=position, fills=run.model.fills, top=top)
