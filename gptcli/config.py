@@ -3,16 +3,17 @@
 YAML is read by the rules of yaml12.py.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
 from gptcli import shipped
+from gptcli.data import data
 from gptcli.errors import GptcliError, nearest
 from gptcli.spec import Spec, SpecError, decode, read_spec, show
 
 
-@dataclass(frozen=True, kw_only=True)
+@data
 class Config:
     """A Spec and its trimmings.
 

@@ -71,8 +71,12 @@ def layout(spec: Spec) -> Iterator[Param]:
             tied_to = "embed.weight" if shared else f"encoder.{param.tied_to}" if param.tied_to else ""
             yield param._replace(name=f"encoder.{param.name}", tied_to=tied_to)
     yield from _embedding(spec)
+    before, inside = None, ()
     for i in range(spec.n_layers):
-        yield from _layer(f"layers.{i}", spec.at(i))
+        here = spec.at(i)
+        if here is not before:
+            before, inside = here, tuple(_layer("", here))
+        yield from (Param(f"layers.{i}{param.name}", *param[1:]) for param in inside)
     if spec.norm.final:
         yield from _norm("final_norm", spec.hidden_size, "hidden", spec)
     yield from _head(spec)

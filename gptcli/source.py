@@ -4,7 +4,7 @@ Opening reads headers and configs only. torch is loaded when weights are asked f
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from gptcli import config as configs
 from gptcli import count, shipped
 from gptcli.config import Config
+from gptcli.data import data, mutable
 from gptcli.errors import GptcliError, nearest
 from gptcli.layout import Param, layout
 from gptcli.report import ModelFacts
@@ -34,7 +35,7 @@ TRANSLATION = "translate"  # the worked example of a source and its translation
 READERS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf")  # files of weights
 
 
-@dataclass(frozen=True, kw_only=True)
+@data
 class Checkpoint:
     """A file of weights, joined to the layout: its stored tensors and where each parameter lies among them.
 
@@ -47,7 +48,7 @@ class Checkpoint:
     packing: "Packing | None" = None
 
 
-@dataclass(kw_only=True)
+@mutable
 class Model:
     """A model that was named, not yet in memory.
 

@@ -5,12 +5,13 @@ tagged part (`position: {kind: rope, …}`) with fields of its own, never a flag
 wrong type or an impossible combination is an error that names its path (`attention.n_kv_heads: 3 does not divide …`).
 """
 
-from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
+from dataclasses import MISSING, fields, is_dataclass, replace
 from functools import cache
 from reprlib import Repr
 from types import NoneType, UnionType
 from typing import Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
 
+from gptcli.data import data
 from gptcli.errors import GptcliError, nearest
 
 MOST_LAYERS = 100_000  # each is declared weight by weight: a slip of the keyboard should not fill the memory
@@ -25,14 +26,14 @@ def require(condition: bool, message: str) -> None:
         raise SpecError(message, code="spec")
 
 
-@dataclass(frozen=True, kw_only=True)
+@data
 class NoPosition:
     """The model is told nothing of order, beyond what a causal mask gives away."""
 
     kind: ClassVar[str] = "none"
 
 
-@dataclass(frozen=True, kw_only=True)
+@data
 class Learned:
     """A table of context_length rows (and `offset` unused ones before them), added to the token embedding."""
 
@@ -40,7 +41,7 @@ class Learned:
     offset: Literal[0, 2] = 0
 
 
-@dataclass(frozen=True, kw_only=True)
+@data
 class Sinusoidal:
     """Sines and cosines of position · theta^(-2i/C), added to the token embedding (arXiv:1706.03762).
 
@@ -56,7 +57,7 @@ class Sinusoidal:
         require(self.theta > 0, f"theta: {self.theta:g} is not positive")
 
 
-@dataclass(frozen=True, kw_only=True)
+@data
 class Relative:
     """A learned number for each head and distance, added to the scores of all layers' own attention (arXiv:1910.10683).
 
@@ -73,14 +74,14 @@ class Relative:
         require(self.max_distance > self.buckets // 2, f"max_distance: {self.max_distance} is within the near buckets")
 
 
-@dataclass(frozen=True, kw_only=True)
+@data
 class NoScaling:
     """Rotary frequencies as the base gives them."""
 
     kind: ClassVar[str] = "none"
 
 
-@dataclass(frozen=True, kw_only=True)
+@data
 class LinearScaling:
     """Every rotary frequency divided by `factor` (position interpolation, arXiv:2306.15595)."""
 
@@ -91,7 +92,7 @@ class LinearScaling:
         require(self.factor > 0, f"factor: {self.factor:g} is not positive")
 
 
-@dataclass(frozen=True, kw_only=True)
+@data
 class DynamicScaling:
     """A base that grows once a text is longer than `original_context` (NTK-aware scaling, anew at each length)."""
 
@@ -103,7 +104,7 @@ class DynamicScaling:
         require(self.factor > 0, f"factor: {self.factor:g} is not positive")
 
 
-@dataclass(frozen=True, kw_only=True)
+@data
 class YarnScaling:
     """Slow pairs interpolated by `factor`, fast ones kept, a ramp between (arXiv:2309.00071).
 
@@ -124,7 +125,7 @@ class YarnScaling:
             require(getattr(self, field) > 0, f"{field}: {getattr(self, field):g} is not positive")
 
 
-@dataclass(frozen=True, kw_only=True)
+@data
 class LongRopeScaling:
     """A divisor for each pair's frequency, one set for texts within `original_context`, one beyond (arXiv:2402.13753).
 
@@ -142,7 +143,7 @@ class LongRopeScaling:
             require(all(f > 0 for f in getattr(self, field)), f"{field}: not all are positive")
 
 
-@dataclass(frozen=True, kw_only=True)
+@data
 class Llama3Scaling:
     """Llama 3.1: long wavelengths divided by `factor`, short ones kept, a smooth passage in between."""
 
@@ -157,7 +158,7 @@ class Llama3Scaling:
         require(self.high_freq_factor > self.low_freq_factor, "high_freq_factor: must be greater than low_freq_factor")
 
 
-@dataclass(frozen=True, kw_only=True)
+@data
 class Rope:
     """Queries and keys turned by an angle that grows with their position (arXiv:2104.09864).
 
@@ -180,7 +181,7 @@ class Rope:
         require(not ramped or self.theta != 1, "theta: 1 turns all pairs alike, and yarn tells them apart")
 
 
-@dataclass(frozen=True, kw_only=True)
+@data
 class NoNorm:
     """No normalisation anywhere (the hand-made examples)."""
 
@@ -190,7 +191,7 @@ class NoNorm:
     final: ClassVar[bool] = False
 
 
-@dataclass(frozen=True, kw_only=True)
+@data
 class LayerNorm:
     """(x - mean) / sqrt(variance + eps) · weight + bias (arXiv:1607.06450).
 
@@ -211,7 +212,7 @@ class LayerNorm:
         require(self.eps >= 0, f"eps: {self.eps:g} is below 0")
 
 
-@dataclass(frozen=True, kw_only=True)
+@data
 class RMSNorm:
     """x / sqrt(mean(x²) + eps) · (offset + weight) (arXiv:1910.07467).
 
@@ -230,7 +231,7 @@ class RMSNorm:
         require(self.eps >= 0, f"eps: {self.eps:g} is below 0")
 
 
-@dataclass(frozen=True, kw_only=True)
+@data
 class Attention:
     """H query heads of D numbers read G key/value heads: G = H is multi-head, G < H grouped-query, G = 1 multi-query.
 
@@ -261,7 +262,7 @@ class Attention:
         require(divides, f"n_kv_heads: {self.n_kv_heads} does not divide n_heads: {self.n_heads}")
 
 
-@dataclass(frozen=True, kw_only=True)
+@data
 class NoMLP:
     """A layer that only attends."""
 
@@ -271,7 +272,7 @@ class NoMLP:
 Activation = Literal["relu", "relu_squared", "gelu", "gelu_tanh", "gelu_sigmoid", "silu", "tanh"]
 
 
-@dataclass(frozen=True, kw_only=True)
+@data
 class Dense:
     """down(act(up(x))), or gated: down(act(gate(x)) · up(x)) (arXiv:2002.05202). `gelu` is exact, by erf."""
 
@@ -282,7 +283,7 @@ class Dense:
     bias: bool = False
 
 
-@dataclass(frozen=True, kw_only=True)
+@data
 class Experts:
     """Gated MLPs of which each token takes the top_k that a router prefers, weighed by its softmax (arXiv:2101.03961).
 
@@ -305,7 +306,7 @@ class Experts:
         require(self.top_k <= self.n_experts, f"top_k: {self.top_k} is more than n_experts: {self.n_experts}")
 
 
-@dataclass(frozen=True, kw_only=True)
+@data
 class Transform:
     """What a head does to the final vector first: norm(act(dense(x))), by a matrix [C, C] and the model's norm."""
 
@@ -313,7 +314,7 @@ class Transform:
     bias: bool = True
 
 
-@dataclass(frozen=True, kw_only=True)
+@data
 class Head:
     """Logits: scale · (final vector · weight [V, C] (+ bias)). tied: the weight is the token embedding's.
 
@@ -327,7 +328,7 @@ class Head:
     transform: Transform | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@data
 class Variant:
     """Layers (from 0) that have another position, attention or MLP than the Spec says; null keeps the Spec's."""
 
@@ -337,7 +338,7 @@ class Variant:
     mlp: NoMLP | Dense | Experts | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@data
 class Spec:
     """An architecture. Sizes are V vocab_size, C hidden_size, N n_layers, H, G, D in `attention`, F in `mlp`.
 

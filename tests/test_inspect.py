@@ -58,39 +58,6 @@ WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 Tensors = dict[str, torch.Tensor]
 
 
-@pytest.fixture(scope="module")
-def toys(tmp_path_factory):
-    """A family's model at toy size as transformers saves it, made once."""
-    root, made = tmp_path_factory.mktemp("toys"), {}
-
-    def of(config: dict) -> Path:
-        key = json.dumps(config, sort_keys=True)
-        if key not in made:
-            made[key] = root / str(len(made))
-            save_toy(config, made[key])
-        return made[key]
-
-    return of
-
-
-@pytest.fixture
-def copy(toys, tmp_path):
-    """A copy of such a model, its tensors or its config changed."""
-
-    def of(config: dict, tensors: Callable[[Tensors], Tensors] | None = None, **changes: Any) -> Path:
-        here = tmp_path / f"copy{len(list(tmp_path.iterdir()))}"
-        shutil.copytree(toys(config), here)
-        if tensors:
-            changed = tensors(load_file(here / WEIGHTS))
-            save_file({name: x.clone().contiguous() for name, x in changed.items()}, here / WEIGHTS)
-        if changes:
-            kept = {key: value for key, value in (config | changes).items() if value is not ...}
-            (here / "config.json").write_text(json.dumps(kept))
-        return here
-
-    return of
-
-
 def shards(here: Path, number: int, index: bool = True, lost: tuple[int, ...] = ()) -> dict[str, str]:
     """Cuts the directory's weights into shards; those numbered in `lost` (from 1) are not written."""
     tensors, table = load_file(here / WEIGHTS), {}

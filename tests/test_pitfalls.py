@@ -46,38 +46,6 @@ LLAMA = {
 WEIGHTS = "model.safetensors"
 
 
-@pytest.fixture(scope="module")
-def toys(tmp_path_factory):
-    """A family's model at toy size in float64, as transformers saves it: made once, to be copied and then spoilt."""
-    root, made = tmp_path_factory.mktemp("toys"), {}
-
-    def of(config: dict) -> Path:
-        key = json.dumps(config, sort_keys=True)
-        if key not in made:
-            made[key] = root / str(len(made))
-            save_toy(config, made[key])
-        return made[key]
-
-    return of
-
-
-@pytest.fixture
-def copy(toys, tmp_path):
-    """A copy of the toy of that config, with its tensors or its config changed."""
-
-    def of(config: dict, tensors=None, settings: dict | None = None, name: str = "model") -> Path:
-        here = tmp_path / name
-        shutil.copytree(toys(config), here)
-        if tensors:
-            changed = tensors(load_file(here / WEIGHTS))
-            save_file({key: x.clone().contiguous() for key, x in changed.items()}, here / WEIGHTS)
-        if settings is not None:
-            (here / "config.json").write_text(json.dumps(settings))
-        return here
-
-    return of
-
-
 def logits(path: Path, *words: str) -> list:
     """What `forward` computes, by its JSON: every candidate's logit after the last position, in the order of ids."""
     ran = run("forward", "-m", path, *(words or FED), "--json", "-k", "67")

@@ -7,13 +7,13 @@ alpha / √rank where it is rank-stabilised (Kalajdzievski 2023). DoRA (Liu et a
 import re
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
 from math import prod, sqrt
 from pathlib import Path
 from typing import Any
 
 from gptcli.checkpoint.files import READERS, read_json
 from gptcli.checkpoint.safetensors import TensorInfo, shown
+from gptcli.data import data
 from gptcli.errors import GptcliError
 
 CONFIG = "adapter_config.json"
@@ -27,7 +27,7 @@ MAGNITUDE = "lora_magnitude_vector"
 PART = re.compile(rf"(.*)\.({A}|{B}|{EMBEDDING_A}|{EMBEDDING_B}|{MAGNITUDE})(?:\.(?!bias$)\w+){{0,2}}", re.DOTALL)
 
 
-@dataclass(frozen=True, kw_only=True)
+@data
 class Touched:
     """Modules of one name that are changed alike. layers: which have it, none where it stands outside the layers.
 
@@ -43,7 +43,7 @@ class Touched:
     parameters: int
 
 
-@dataclass(frozen=True, kw_only=True)
+@data
 class Fault:
     """What does not fit. code: `incomplete` (a part is missing) or `mismatch` (two things disagree)."""
 
@@ -51,7 +51,7 @@ class Fault:
     said: str
 
 
-@dataclass(frozen=True, kw_only=True)
+@data
 class Adapter:
     """What an adapter's directory holds.
 
@@ -130,7 +130,7 @@ def read(directory: Path) -> Adapter:
         else:
             saved[module] += prod(info.shape)
             if not config.saves(module):
-                faults.append(Fault(code="mismatch", said=f"tensor {info.key or name!r} is no part of what is known"))
+                faults.append(Fault(code="mismatch", said=f"tensor {info.key!r} is no part of what is known"))
     dtypes: Counter[str] = Counter()
     for info in infos.values():
         dtypes[info.dtype] += prod(info.shape)
@@ -244,9 +244,9 @@ def _by_module(infos: Mapping[str, TensorInfo]) -> tuple[Modules, dict[str, Tens
     for stored, info in infos.items():
         name = stored.removeprefix(PREFIX)
         if found := PART.fullmatch(name):
-            modules.setdefault(found[1], {})[found[2]] = info._replace(key=stored)
+            modules.setdefault(found[1], {})[found[2]] = info
         else:
-            others[name.replace(".modules_to_save", "").replace(".base_layer", "")] = info._replace(key=stored)
+            others[name.replace(".modules_to_save", "").replace(".base_layer", "")] = info
     return modules, others
 
 

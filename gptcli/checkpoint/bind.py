@@ -2,14 +2,14 @@
 
 from collections import Counter
 from collections.abc import Container, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
-from gptcli.checkpoint.gguf import UNPACKED
 from gptcli.checkpoint.packed import Spare, Upright
 from gptcli.checkpoint.safetensors import BITS, FLOATS, TensorInfo
+from gptcli.data import data
 from gptcli.errors import GptcliError
 from gptcli.families import Family, Stored
 from gptcli.layout import Param
@@ -37,7 +37,7 @@ class Bound(NamedTuple):
     plus: float = 0.0
 
 
-@dataclass(frozen=True, kw_only=True)
+@data
 class Binding:
     """Where every parameter lies: each untied one's Bound, and a tied one's where the file holds it all the same.
 
@@ -92,30 +92,37 @@ def compare(params: Iterable[Param], infos: Mapping[str, TensorInfo], family: Fa
     used: set[str] = set()
     missed: set[str] = set()  # a fused tensor is missed once
     faults: list[Fault] = []
-    for param in sorted(names.table.values(), key=lambda param: bool(param.tied_to)):
-        own, *copies = names.wanted(param, prefix)
-        places = [place for place in (own, *copies) if place[0].stored in infos]
-        holder = found.bounds.get(param.tied_to)
-        if param.tied_to and (not places or (holder and places[0][0].stored == holder.stored)):
-            continue
-        bounds = [_upright(bound, shape, infos[bound.stored]) for bound, shape in places]
-        for bound, shape in bounds:
+    untied = [param for param in names.table.values() if not param.tied_to]
+    for param in (*untied, *(param for param in names.table.values() if param.tied_to)):
+        wanted = names.wanted(param, prefix)
+        places = [place for place in wanted if place[0].stored in infos]
+        if param.tied_to:
+            holder = found.bounds.get(param.tied_to)
+            if not places or (holder and places[0][0].stored == holder.stored):
+                continue
+        if not places:
+            own, *copies = wanted
+            if names.zeros(param):
+                found.zeros[param.name] = param.shape
+                found.notes.append(f"{own[0].stored} is not in the file: zeros stand for it")
+            elif own[0].stored not in missed:
+                missed.add(own[0].stored)
+                faults.append(_missing(param, own, copies))
+        for i, (bound, shape) in enumerate(places):
             used.add(bound.stored)
             info = infos[bound.stored]
-            misfit = _misfit(bound.stored, info, param, shape)
-            if info.dtype in BITS or info.shape != shape:
-                faults += misfit
-            else:  # a type that nobody unpacks can be listed all the same
-                found.unread.extend(fault.said for fault in misfit)
-        if bounds:
-            found.bounds[param.name] = bounds[0][0]
-            found.copies.extend((param.name, bound) for bound, _ in bounds[1:])
-        elif names.zeros(param):
-            found.zeros[param.name] = param.shape
-            found.notes.append(f"{own[0].stored} is not in the file: zeros stand for it")
-        elif own[0].stored not in missed:
-            missed.add(own[0].stored)
-            faults.append(_missing(param, own, copies))
+            if type(info) is Upright:
+                bound, shape = _upright(bound, shape)
+            if info.shape != shape or info.dtype not in FLOATS:
+                misfit = _misfit(bound.stored, info, param, shape)
+                if info.dtype in BITS or info.shape != shape:
+                    faults += misfit
+                else:  # a type that nobody unpacks can be listed all the same
+                    found.unread.extend(fault.said for fault in misfit)
+            if i:
+                found.copies.append((param.name, bound))
+            else:
+                found.bounds[param.name] = bound
     # What a tied parameter reads if it differs is no mere copy.
     tied = {found.bounds[p.name].stored for p in names.table.values() if p.tied_to and p.name in found.bounds}
     copies = [(name, bound) for name, bound in found.copies if bound.stored not in tied]
@@ -131,9 +138,9 @@ def compare(params: Iterable[Param], infos: Mapping[str, TensorInfo], family: Fa
     return replace(found, copies=copies, buffers=buffers, unused=unused), faults
 
 
-def _upright(bound: Bound, shape: tuple[int, ...], info: TensorInfo) -> tuple[Bound, tuple[int, ...]]:
+def _upright(bound: Bound, shape: tuple[int, ...]) -> tuple[Bound, tuple[int, ...]]:
     """A place in a tensor that unpacks to [out, in], however the family stores it."""
-    if isinstance(info, Upright) and bound.transposed:
+    if bound.transposed:
         return bound._replace(transposed=False), (*shape[:-2], shape[-1], shape[-2])
     return bound, shape
 
@@ -143,9 +150,10 @@ def _misfit(stored: str, info: TensorInfo, param: Param, shape: tuple[int, ...])
     if info.shape != shape:
         said = f"tensor {stored!r} is {list(info.shape)}, but {param.name} needs {list(shape)}"
         return [Fault("shape", stored, said, param.name, info.shape, shape)]
+    from gptcli.checkpoint.gguf import UNPACKED
+
     said = f"tensor {stored!r} is {info.dtype}, which holds no weights that can be run"
-    known = info.dtype in FLOATS or info.dtype in UNPACKED
-    return [] if known else [Fault("dtype", stored, said, param.name, info.shape, shape)]
+    return [] if info.dtype in UNPACKED else [Fault("dtype", stored, said, param.name, info.shape, shape)]
 
 
 def _missing(param: Param, own: tuple[Bound, tuple[int, ...]], copies: list[tuple[Bound, tuple[int, ...]]]) -> Fault:
@@ -189,44 +197,44 @@ class _Names:
         self.templates = {name: _template(name) for name in self.table}
         # How many experts (or heads) a layer has of each thing that is declared one by one.
         self.siblings = Counter(_in_layer(*found) for found in self.templates.values() if "@" in found[1])
-        self.alike: dict[tuple, tuple[str, _Place]] = {}
+        self.alike: dict[tuple, _Place] = {}
         self.places = {p.name: self._place(p) for p in params}
+        self.stored = {name: _filled(place.stored, self.templates[name][1]) for name, place in self.places.items()}
 
     def found(self, names: Container[str], prefix: str) -> int:
         """How many of the layout's own weights stand under this prefix."""
-        places = self.places
-        return sum(
-            (place.bound.stored if place.outside else prefix + place.bound.stored) in names
-            for name, place in places.items()
-            if not self.table[name].tied_to
-        )
+        return sum(stored in names for stored in self.untied(prefix).values())
 
-    def prefix_among(self, names: Container[str]) -> str:
+    def untied(self, prefix: str) -> dict[str, str]:
+        """The stored names of the layout's own weights, by ours."""
+        own = {name: self.stored[name] for name, param in self.table.items() if not param.tied_to}
+        return {name: stored if self.places[name].outside else prefix + stored for name, stored in own.items()}
+
+    def prefix_among(self, names: Mapping[str, TensorInfo]) -> str:
+        """The prefix under which most are found; the first that has them all is as good as any."""
         prefixes = self.family.prefixes
-        return prefixes[0] if len(prefixes) == 1 else max(prefixes, key=lambda prefix: self.found(names, prefix))
+        if len(prefixes) == 1 or names.keys() >= {*self.untied(prefixes[0]).values()}:
+            return prefixes[0]
+        return max(prefixes, key=lambda prefix: self.found(names, prefix))
 
     def wanted(self, param: Param, prefix: str) -> list[tuple[Bound, tuple[int, ...]]]:
         """Every stored tensor that a parameter may lie in, its own first: its place there, and that tensor's shape.
 
         Where another untied parameter lies is no copy of it.
         """
-        own, copies = _under(prefix, self.places[param.name]), self.family.copies.get(self._stem(param.name), ())
-        if param.tied_to or not copies:
+        own, copies = self.places[param.name].under(prefix, self.stored[param.name]), ()
+        if self.family.copies and not param.tied_to:
+            copies = self.family.copies.get(self.templates[param.name][0].rpartition(".")[0], ())
+        if not copies:
             return [own]
-        taken = {
-            _under(prefix, place)[0].stored
-            for name, place in self.places.items()
-            if name != param.name and not self.table[name].tied_to
-        }
-        found = (_under(prefix, self._place(param, copy)) for copy in copies)
+        taken = {stored for name, stored in self.untied(prefix).items() if name != param.name}
+        places, numbers = [self._place(param, copy) for copy in copies], self.templates[param.name][1]
+        found = [place.under(prefix, _filled(place.stored, numbers)) for place in places]
         return [own, *(place for place in found if place[0].stored not in taken)]
 
     def zeros(self, param: Param) -> bool:
         """Does a file that lacks the parameter mean zeros?"""
         return self._entry(self.templates[param.name][0])[2].absent == "zeros"
-
-    def _stem(self, name: str) -> str:
-        return self.templates[name][0].rpartition(".")[0]
 
     def _entry(self, template: str) -> tuple[str, tuple[str, ...], Stored]:
         """What a parameter's name ends in, the stems that share its stored tensor, and that tensor."""
@@ -240,8 +248,7 @@ class _Names:
         template, numbers = self.templates[param.name]
         kept = self.alike.get((template, param.shape, param.head_dim)) if copy is None else None
         if kept:
-            stored, place = kept
-            return _Place(Bound(_filled(stored, numbers), *place.bound[1:]), place.shape, place.outside)
+            return kept
         leaf, stems, stored = self._entry(template)
         stored = stored if copy is None else copy
         part, parts, start, rows = 0, 1, 0, param.shape[0]
@@ -260,28 +267,29 @@ class _Names:
             item = int(numbers["@"])
             shape = (self.siblings[_in_layer(template, numbers)], *shape)
         ending = {"weight": stored.leaves[0], "bias": stored.leaves[1], "": ""}.get(leaf, f".{leaf}")
-        name = stored.name + ending
-        stop = start + param.shape[0]
-        rows, share = (start, stop), (part, parts, param.head_dim)
-        bound = Bound(_filled(name, numbers), item, transposed, stored.fused, *rows, *share, stored.paired, stored.plus)
-        place = _Place(bound, shape, stored.outside)
+        rows, share = (start, start + param.shape[0]), (part, parts, param.head_dim)
+        bound = (item, transposed, stored.fused, *rows, *share, stored.paired, stored.plus)
+        place = _Place(stored.name + ending, bound, shape, stored.outside)
         if len(stems) == 1 and item is None and copy is None:  # nothing else in its layer has a say
-            self.alike[template, param.shape, param.head_dim] = name, place
+            self.alike[template, param.shape, param.head_dim] = place
         return place
 
 
 class _Place(NamedTuple):
-    """Where a parameter should lie, before any prefix; the stored tensor's whole shape; whether a prefix applies."""
+    """Where a parameter should lie, and those like it in other layers.
 
-    bound: Bound
+    stored: the tensor's name before any prefix, with signs for its numbers; bound: a Bound but for the name; shape: of
+    the whole tensor; outside: no prefix applies.
+    """
+
+    stored: str
+    bound: tuple
     shape: tuple[int, ...]
     outside: bool
 
-
-def _under(prefix: str, place: _Place) -> tuple[Bound, tuple[int, ...]]:
-    """A place below a prefix, where one applies."""
-    bound, shape, outside = place
-    return bound if outside or not prefix else Bound(prefix + bound.stored, *bound[1:]), shape
+    def under(self, prefix: str, stored: str) -> tuple[Bound, tuple[int, ...]]:
+        """The place in the tensor of that name, below a prefix where one applies, and the tensor's shape."""
+        return Bound(stored if self.outside else prefix + stored, *self.bound), self.shape
 
 
 def _template(name: str) -> tuple[str, dict[str, str]]:
@@ -290,11 +298,17 @@ def _template(name: str) -> tuple[str, dict[str, str]]:
     if not layers:
         return _signed(name, "#")
     number, _, rest = inside.partition(".")
-    template, numbers = _signed(rest, "@")
-    return f"{stack}layers.#.{template}", {"#": number, **numbers}
+    template, numbers = _in_stack(stack, rest)
+    return template, {"#": number, **numbers}
 
 
 @lru_cache(maxsize=4096)
+def _in_stack(stack: str, rest: str) -> tuple[str, dict[str, str]]:
+    """A template that is the same text for all layers, and what @ stands for."""
+    template, numbers = _signed(rest, "@")
+    return f"{stack}layers.#.{template}", numbers
+
+
 def _signed(name: str, sign: str) -> tuple[str, dict[str, str]]:
     """A name with a sign in place of its number, and the number."""
     parts = name.split(".")

@@ -4,12 +4,12 @@ import json
 import os
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from gptcli.checkpoint import safetensors
 from gptcli.checkpoint.safetensors import TensorInfo
+from gptcli.data import entry
 from gptcli.errors import GptcliError
 
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
@@ -32,7 +32,7 @@ WRAPPERS = frozenset(
 )
 
 
-@dataclass(frozen=True)
+@entry
 class Files:
     """weights: the files to read, an index's shards in order; beside: other weights in the directory, not read.
 
@@ -123,7 +123,7 @@ def read_tensors(files: Files) -> dict[str, TensorInfo]:
         for name, info in READERS[path.suffix](path).items():
             if name in infos:
                 raise GptcliError(f"tensor {name!r} is in {infos[name].file.name} and in {path.name}", code="corrupt")
-            infos[name] = info._replace(key=name)
+            infos[name] = info
     for name, shard in (files.index or {}).items():
         if name not in infos or infos[name].file.name != shard:
             raise GptcliError(f"{files.weights[0].parent}: the index puts {name!r} in {shard}, and it is not there",

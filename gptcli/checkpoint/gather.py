@@ -4,17 +4,20 @@ Where loading a model stops at the first fault, this goes on and notes it. Reads
 """
 
 import re
-from dataclasses import dataclass, field
+from collections import Counter
+from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from gptcli.checkpoint import gguf, safetensors
+from gptcli.checkpoint import safetensors
 from gptcli.checkpoint.files import PICKLES, READERS, UNREAD, Files, indexed, look, read_json, unwrapped
 from gptcli.checkpoint.safetensors import TensorInfo
 from gptcli.checkpoint.scan import Lay
+from gptcli.data import data, mutable
 from gptcli.errors import GptcliError
 
 if TYPE_CHECKING:
+    from gptcli.checkpoint.gguf import Gguf
     from gptcli.checkpoint.pickles import Pickled
 
 SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})(\.\w+)")  # model-00001-of-00003.safetensors
@@ -35,7 +38,7 @@ class Fault(NamedTuple):
     place: str
 
 
-@dataclass(frozen=True, kw_only=True)
+@data
 class Held:
     """A file of weights that could be read. form: `safetensors`, or a PyTorch file's `zip`, `legacy`, `torchscript`."""
 
@@ -45,7 +48,7 @@ class Held:
     tensors: int
 
 
-@dataclass(kw_only=True)
+@mutable
 class Gathered:
     """What is in a directory, or in one file.
 
@@ -72,12 +75,15 @@ class Gathered:
     metadata: dict[str, list[str]] = field(default_factory=dict)
     lays: dict[str, Lay] = field(default_factory=dict)
     pickled: "Pickled | None" = None
-    described: "gguf.Gguf | None" = None
+    described: "Gguf | None" = None
     foreign: dict[str, list[str]] = field(default_factory=dict)
     faults: list[Fault] = field(default_factory=list)
 
     def fault(self, code: str, said: str, place: str | Path) -> None:
         self.faults.append(Fault(code, said, str(place)))
+
+    def hold(self, path: Path, form: str, tensors: int) -> None:
+        self.held.append(Held(path=path, form=form, bytes=path.stat().st_size, tensors=tensors))
 
     @property
     def weights(self) -> Path | None:
@@ -125,8 +131,10 @@ def _of_directory(found: Gathered) -> Files:
     if index:
         return _by_index(found, directory / index)
     files = look(directory)
-    if not files.weights and not files.beside and (whole := gguf.find(directory)) is not None:
-        return Files((whole,))
+    if not files.weights and not files.beside and any(Path(name).suffix == ".gguf" for name in names):
+        from gptcli.checkpoint import gguf
+
+        return Files((gguf.find(directory),))
     leftovers = tuple(name for name in files.beside if LEFTOVER.fullmatch(name))
     candidates = [name for name in files.beside if name not in leftovers]
     if files.weights and not LEFTOVER.fullmatch(files.weights[0].name):
@@ -157,10 +165,10 @@ def _by_index(found: Gathered, index: Path) -> Files:
         found.fault("index", _without(error.message, found.directory), index.name)
         names = sorted(p.name for p in found.directory.iterdir() if SHARD.fullmatch(p.name) and p.suffix in READERS)
         return Files(tuple(found.directory / name for name in names))
-    table = files.index or {}
+    shards = Counter((files.index or {}).values())
     for name in files.absent:
-        tensors = sum(shard == name for shard in table.values())
-        found.fault("missing-shard", f"shard {name} is missing, and with it {tensors} of {len(table)} tensors", name)
+        of = f"{shards[name]} of {shards.total()} tensors"
+        found.fault("missing-shard", f"shard {name} is missing, and with it {of}", name)
     return files
 
 
@@ -201,7 +209,7 @@ def _tensors(found: Gathered, files: Files) -> dict[str, TensorInfo]:
             if name in infos:
                 _twice(found, name, infos, info, index)
             else:
-                infos[name] = TensorInfo(*info[:5], name)
+                infos[name] = info
     for name, shard in index.items():
         if shard in unread:
             found.lost[name] = f"lost with {shard}"
@@ -221,7 +229,7 @@ def _twice(found: Gathered, name: str, infos: dict[str, TensorInfo], info: Tenso
     chosen = f": the index means {index[name]}" if name in index else ""
     found.fault("duplicate-tensor", f"tensor {name!r} is in {first} and in {info.file.name}{chosen}", name)
     if index.get(name) == info.file.name:
-        infos[name] = info._replace(key=name)
+        infos[name] = info
 
 
 def _read(found: Gathered, path: Path) -> dict[str, TensorInfo]:
@@ -235,20 +243,21 @@ def _read(found: Gathered, path: Path) -> dict[str, TensorInfo]:
         found.lays |= _lays(pickled)
         if pickled.foreign:
             found.foreign[path.name] = pickled.foreign
-    elif path.suffix == gguf.SUFFIX:
+    elif path.suffix == ".gguf":
         return _of_gguf(found, path)
     else:
         tensors, form = _noted(found, safetensors.read(path)), "safetensors"
-    found.held.append(Held(path=path, form=form, bytes=path.stat().st_size, tensors=len(tensors)))
+    found.hold(path, form, len(tensors))
     return tensors
 
 
 def _of_gguf(found: Gathered, path: Path) -> dict[str, TensorInfo]:
     """The tensors of a file that describes itself, and of its parts; short values of its metadata."""
+    from gptcli.checkpoint import gguf
+
     header = found.described = gguf.read_header(path)
     for part in header.files:
-        here = sum(info.file == part for info in header.infos.values())
-        found.held.append(Held(path=part, form="gguf", bytes=part.stat().st_size, tensors=here))
+        found.hold(part, "gguf", sum(info.file == part for info in header.infos.values()))
     for key, value in header.metadata.items():
         if isinstance(value, (bool, int, float, str)):
             found.metadata[key] = [str(value)]
@@ -280,7 +289,7 @@ def _cut_short(found: Gathered, path: Path, error: safetensors.CutShort) -> dict
     """The tensors of a file that ends too early: what they are is known, though not all are there."""
     size, tensors = path.stat().st_size, _noted(found, error.header)
     found.lost |= {name: f"cut off in {path.name}" for name, info in tensors.items() if info.end > size}
-    found.held.append(Held(path=path, form="safetensors", bytes=size, tensors=len(tensors)))
+    found.hold(path, "safetensors", len(tensors))
     return tensors
 
 

@@ -12,12 +12,13 @@ import struct
 import sys
 from array import array
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import islice
+from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gptcli.checkpoint.safetensors import TensorInfo, what_else
+from gptcli.checkpoint.safetensors import TensorInfo, shown, what_else
+from gptcli.data import data
 from gptcli.errors import GptcliError
 
 SUFFIX = ".gguf"
@@ -107,7 +108,7 @@ class Place(NamedTuple):
     offset: int
 
 
-@dataclass(frozen=True, kw_only=True)
+@data
 class Gguf:
     """What a file, or the files that a model was split into, says of itself.
 
@@ -221,8 +222,8 @@ def _read(data: mmap.mmap, path: Path) -> Gguf:
     for i in range(keys):
         key = walk.name(f"key {i + 1} of {keys}")
         if key in metadata:
-            raise _Malformed(f"key {_shown(key)} stands twice")
-        metadata[key] = walk.value(f"key {_shown(key)}")
+            raise _Malformed(f"key {shown(key)} stands twice")
+        metadata[key] = walk.value(f"key {shown(key)}")
     alignment = metadata.get("general.alignment", ALIGNMENT)
     if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
         raise _Malformed(f"general.alignment: {str(alignment)[:20]} is not a power of two")
@@ -243,7 +244,7 @@ def _table(walk: "_Walk", count: int, alignment: int) -> list[Place]:
     places, names = [], set()
     for i in range(count):
         name = walk.name(f"tensor {i + 1} of {count}")
-        what = f"tensor {_shown(name)}"
+        what = f"tensor {shown(name)}"
         if name in names:
             raise _Malformed(f"{what} stands twice")
         names.add(name)
@@ -252,14 +253,11 @@ def _table(walk: "_Walk", count: int, alignment: int) -> list[Place]:
             raise _Malformed(f"{what} has {dimensions:,} dimensions, and {MOST_SIZES} are the most")
         sizes = tuple(walk.number("Q", what) for _ in range(dimensions))
         number, offset = walk.number("I", what), walk.number("Q", what)
-        numbers = 1
-        for size in sizes:
-            numbers *= size
-        if numbers >= 2**63:
+        if prod(sizes) >= 2**63:
             raise _Malformed(f"{what} is too large for any file: {' × '.join(map(str, sizes))} numbers")
         kind = KINDS.get(number)
-        if kind and (sizes[0] if sizes else 1) % kind.numbers:
-            row = sizes[0] if sizes else 1
+        row = sizes[0] if sizes else 1
+        if kind and row % kind.numbers:
             raise _Malformed(f"{what}: a row of {row:,} does not divide into {kind.name}'s blocks of {kind.numbers}")
         if offset % alignment:
             raise _Malformed(f"{what} begins at {offset:,}, which is no multiple of {alignment}")
@@ -277,16 +275,13 @@ def _infos(places: list[Place], base: int, size: int, order: str, path: Path) ->
         if place.kind is None:  # of unknown length: up to what comes next
             end = following.get(start, start + 1)
         else:
-            numbers = 1
-            for one in place.sizes:
-                numbers *= one
-            end = start + numbers // place.kind.numbers * place.kind.bytes
+            end = start + prod(place.sizes) // place.kind.numbers * place.kind.bytes
         if end > size:
-            said = f"tensor {_shown(place.name)} ends at byte {end:,}, but the file has {size:,}"
+            said = f"tensor {shown(place.name)} ends at byte {end:,}, but the file has {size:,}"
             raise _Malformed(f"cut short: {said}")
         if start < reached and end > start:
-            said = f"tensor {_shown(place.name)} begins at byte {start:,}"
-            raise _Malformed(f"{said}, and {_shown(before)} ends at {reached:,}")
+            said = f"tensor {shown(place.name)} begins at byte {start:,}"
+            raise _Malformed(f"{said}, and {shown(before)} ends at {reached:,}")
         dtype = place.kind.name if place.kind else f"type {place.number}"
         # The order of bytes within blocks is not told: such tensors are listed, and not run.
         dtype = dtype if order == "<" else f"big-endian {dtype}"
@@ -294,10 +289,6 @@ def _infos(places: list[Place], base: int, size: int, order: str, path: Path) ->
         if end > reached:
             reached, before = end, place.name
     return {place.name: infos[place.name] for place in places}
-
-
-def _shown(name: str) -> str:
-    return repr(name if len(name) <= 200 else name[:199] + "…")
 
 
 class _Walk:
@@ -340,9 +331,6 @@ class _Walk:
         kind = self.number("I", what)
         if kind == ARRAY:
             return self.array(what)
-        return self.one(kind, what)
-
-    def one(self, kind: int, what: str) -> Any:
         if kind == TEXT:
             return self.bytes(what).decode(errors="replace")
         if kind not in LETTERS:
@@ -421,7 +409,7 @@ def numbers_of(info: TensorInfo) -> list[float]:
     """The numbers of a small stored vector (F32, F16 or F64), read without torch. Raises GptcliError."""
     letters = {"F32": "f", "F16": "e", "F64": "d"}
     if info.dtype not in letters or info.end - info.start > 2**20:
-        said = f"tensor {_shown(info.key)} is {list(info.shape)} of {info.dtype}, not a short vector of numbers"
+        said = f"tensor {shown(info.key)} is {list(info.shape)} of {info.dtype}, not a short vector of numbers"
         raise GptcliError(f"{info.file}: {said}", "fetch or write the file again", "corrupt")
     with info.file.open("rb") as file:
         file.seek(info.start)

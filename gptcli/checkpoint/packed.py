@@ -9,11 +9,12 @@ import json
 import struct
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from math import ceil, prod
 from typing import Any, Literal
 
 from gptcli.checkpoint.safetensors import FLOATS, TensorInfo, shown
+from gptcli.data import data
 from gptcli.errors import GptcliError
 
 Scheme = Literal["gptq", "awq", "bnb-nf4", "bnb-fp4", "bnb-int8", "fp8", "mxfp4", "ct-pack", "ct-fp4", "ct-int8"]
@@ -55,7 +56,7 @@ class Spare(TensorInfo):
     """A tensor that a format's writers add, whether the model has a place for it or not."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@data
 class Packed:
     """A weight as it was before it was quantised, and the stored tensors that make it up.
 
@@ -115,7 +116,7 @@ class Packed:
         return f"{TITLES[self.scheme]} ({kind}, {shared}{', nested' if self.nested else ''})"
 
 
-@dataclass(frozen=True, kw_only=True)
+@data
 class Packing:
     """The packed weights of a checkpoint, by the name under which the model would have them unpacked.
 
@@ -329,7 +330,13 @@ class _Finder:
         """Of tensors that a packed weight may have, by role, those that are there."""
         there = {role: name for role, name in names.items() if name in self.infos}
         self.taken.update(there.values())
-        return {role: self.infos[name]._replace(key=self.infos[name].key or name) for role, name in there.items()}
+        return {role: self.infos[name] for role, name in there.items()}
+
+    def blocks(self, scale: str, shape: tuple[int, ...], said: Any = None) -> tuple[int, int]:
+        """How much of a weight shares a number of that scale."""
+        found = _blocks(shape, self.infos[scale].shape, said)
+        self.check(found is not None, scale, f"which fits no weight of {_sizes(shape)}")
+        return found
 
     def numbers(self, name: str) -> list[int]:
         """The whole numbers of a small tensor."""
@@ -469,11 +476,10 @@ def _fp8(f: _Finder, name: str) -> Packed:
     f.check(len(numbers.shape) > 1, name, "which is no matrix")
     scale = _scale_of(name, f.infos)
     scales = f.part(scale, "fp8 with scales", SCALES)
-    block = _blocks(numbers.shape, scales.shape, f.words.get("weight_block_size"))
-    f.check(block is not None, scale, f"which fits no weight of {_sizes(numbers.shape)}")
+    block = f.blocks(scale, numbers.shape, f.words.get("weight_block_size"))
     stem = name.removesuffix("weight")
     parts = {"numbers": numbers, "scales": scales} | f.beside(zeros=f"{stem}weight_zero_point")
-    return f.packed("fp8", name, numbers.shape, parts, 8, block or ())
+    return f.packed("fp8", name, numbers.shape, parts, 8, block)
 
 
 def _blocks(shape: tuple[int, ...], scales: tuple[int, ...], said: Any) -> tuple[int, int] | None:
@@ -538,9 +544,7 @@ def _ct_packed(f: _Finder, stem: str) -> Packed:
         fits = len(said) == 2 and said[0] == rows and said[1] > 0 and held
         f.check(bool(fits), f"{stem}.weight_packed", f"and weight_shape tells {_sizes(said)}")
         shape, bits, scheme = (rows, said[1]), (told or held)[0], "ct-pack"
-    block = _blocks(shape, scales.shape, None)
-    f.check(block is not None, f"{stem}.weight_scale", f"which fits no weight of {_sizes(shape)}")
-    return f.packed(scheme, f"{stem}.weight", shape, parts, bits, block or ())
+    return f.packed(scheme, f"{stem}.weight", shape, parts, bits, f.blocks(f"{stem}.weight_scale", shape))
 
 
 def _told_bits(words: Mapping[str, Any]) -> list[int]:
@@ -556,9 +560,7 @@ def _ct_int8(f: _Finder, name: str) -> Packed:
     numbers = f.part(name, "compressed-tensors", ("I8",), 2)
     scales = f.part(f"{name}_scale", "compressed-tensors", SCALES)
     parts = {"numbers": numbers, "scales": scales} | f.beside(zeros=f"{name}_zero_point", g_idx=f"{name}_g_idx")
-    block = _blocks(numbers.shape, scales.shape, None)
-    f.check(block is not None, f"{name}_scale", f"which fits no weight of {_sizes(numbers.shape)}")
-    return f.packed("ct-int8", name, numbers.shape, parts, 8, block or ())
+    return f.packed("ct-int8", name, numbers.shape, parts, 8, f.blocks(f"{name}_scale", numbers.shape))
 
 
 # What ends the names of the tensors that only a packed weight has.

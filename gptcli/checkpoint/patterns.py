@@ -34,8 +34,9 @@ def split(name: str) -> tuple[str, tuple[int, ...]]:
     A number with a leading zero is a word, and so are very long ones and all of a name with braces or many numbers.
     """
     parts, numbers = name.split("."), []
-    for i, part in enumerate(parts):
-        if part.isdecimal() and part.isascii() and (part[0] != "0" or part == "0") and len(part) < 19:
+    for i in [i for i, part in enumerate(parts) if part.isdecimal()]:
+        part = parts[i]
+        if part.isascii() and (part[0] != "0" or part == "0") and len(part) < 19:
             numbers.append(int(part))
             parts[i] = "{}"
     if not numbers or len(numbers) > MOST_NUMBERS or "{" in name or "}" in name:
@@ -74,13 +75,18 @@ def _boxes(tuples: list[tuple[int, ...]]) -> list[list[list[int]]]:
 
 def ranges(numbers: Iterable[int]) -> str:
     """Sorted numbers, each once: 0, 1, 2, 5 → `0-2,5`. Two neighbours are named both."""
-    runs: list[list[int]] = []
+    return ",".join(f"{a}" if a == b else f"{a},{b}" if b == a + 1 else f"{a}-{b}" for a, b in runs(numbers))
+
+
+def runs(numbers: Iterable[int]) -> list[list[int]]:
+    """The first and the last of every run of neighbours: 0, 1, 2, 5 → [0, 2], [5, 5]."""
+    found: list[list[int]] = []
     for number in numbers:
-        if runs and runs[-1][1] == number - 1:
-            runs[-1][1] = number
+        if found and found[-1][1] == number - 1:
+            found[-1][1] = number
         else:
-            runs.append([number, number])
-    return ",".join(f"{a}" if a == b else f"{a},{b}" if b == a + 1 else f"{a}-{b}" for a, b in runs)
+            found.append([number, number])
+    return found
 
 
 def unfold(pattern: str, times: int) -> list[str]:

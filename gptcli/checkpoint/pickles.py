@@ -12,7 +12,7 @@ import struct
 import zlib
 from collections import Counter
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, NamedTuple
@@ -21,6 +21,7 @@ from gptcli.checkpoint import safetensors, zips
 from gptcli.checkpoint.opcodes import Call, Machine, Malformed, Name, Odd, Set, Short
 from gptcli.checkpoint.rebuild import DTYPES, KNOWN, VALUES, Rebuilder, Storage, Tensor
 from gptcli.checkpoint.safetensors import TensorInfo, shown, what_else
+from gptcli.data import data
 from gptcli.errors import GptcliError
 
 BITS = safetensors.BITS | {word: 8 * size for word, size in DTYPES.values()}  # of one number, by the name of its type
@@ -43,7 +44,7 @@ class Section(NamedTuple):
     bytes: int
 
 
-@dataclass(frozen=True, kw_only=True)
+@data
 class Pickled:
     """What a file holds.
 
@@ -291,6 +292,7 @@ class _Lister:
         for key, (size, _) in self.builder.storages.items():
             self.span(key, size, f"storage {shown(key)}")
         keys, names, unused = self.model(value)
+        infos |= {path: infos[path]._replace(key=name) for name, path in names.items()}
         groups: dict[str, list[str]] = {}
         for name, tensor in self.tensors.items():
             groups.setdefault(tensor.storage.key, []).append(name)

@@ -34,7 +34,7 @@ class TensorInfo(NamedTuple):
     file: Path
     start: int
     end: int
-    key: str = ""
+    key: str = ""  # of one that a file holds, never empty
 
 
 class Header(NamedTuple):
@@ -101,7 +101,7 @@ def read(path: Path) -> Header:
     infos = {}
     for name, entry in entries.items():
         try:
-            infos[name] = _info(entry, path, 8 + length)
+            infos[name] = _info(name, entry, path, 8 + length)
         except ValueError as error:
             raise refuse(f"its header's entry for {shown(name)} is malformed ({error})") from None
     reached = 8 + length
@@ -162,26 +162,19 @@ def shown(name: str) -> str:
     return repr(name if len(name) <= 200 else name[:199] + "…")
 
 
-def _are_naturals(values: Any) -> bool:
-    """Whether it is a list of whole numbers. Raises ValueError for one that is too large."""
-    if not isinstance(values, list) or [*map(type, values)].count(int) < len(values):
-        return False
-    if values and max(values) >= 2**63:
-        _no_number(str(max(values)))
-    return True
-
-
-def _info(entry: Any, path: Path, base: int) -> TensorInfo:
+def _info(name: str, entry: Any, path: Path, base: int) -> TensorInfo:
     """One entry of the header. Raises ValueError where it makes no sense."""
     if not isinstance(entry, dict) or entry.keys() != FIELDS:
         raise ValueError("not a table of dtype, shape and data_offsets")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(dtype, str) or dtype not in BITS:
         raise ValueError(f"the type {shown(dtype)} is unknown" if isinstance(dtype, str) else "the type is not text")
-    if not _are_naturals(shape):
+    if not isinstance(shape, list) or [*map(type, shape)].count(int) < len(shape):
         raise ValueError("the shape is not a list of whole numbers")
-    if not _are_naturals(offsets) or len(offsets) != 2:
+    if not isinstance(offsets, list) or [*map(type, offsets)] != [int, int]:
         raise ValueError("the offsets are not two whole numbers")
+    if (most := max(*shape, *offsets)) >= 2**63:
+        _no_number(str(most))
     numbers = 1
     for size in shape:
         numbers *= size
@@ -189,7 +182,7 @@ def _info(entry: Any, path: Path, base: int) -> TensorInfo:
             raise ValueError("the shape is too large for any file")
     if (offsets[1] - offsets[0]) * 8 != numbers * BITS[dtype]:
         raise ValueError(f"{offsets[1] - offsets[0]:,} bytes for {numbers:,} numbers of {BITS[dtype]} bits")
-    return TensorInfo(dtype, tuple(shape), path, base + offsets[0], base + offsets[1])
+    return TensorInfo(dtype, tuple(shape), path, base + offsets[0], base + offsets[1], name)
 
 
 # What other files begin with: what a download may bring in a checkpoint's place, or a wrong suffix hide.

@@ -9,11 +9,11 @@ format.
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 from gptcli.checkpoint.safetensors import TensorInfo
+from gptcli.data import data
 from gptcli.errors import GptcliError
 
 BLOCK = 1 << 20  # bytes
@@ -37,7 +37,7 @@ IN_ORDER = Lay()
 Step = Callable[[int], object]  # told the bytes that were read
 
 
-@dataclass(frozen=True, kw_only=True)
+@data
 class Statistics:
     """Of one tensor. mean, std (population), min and max: of the numbers that are finite, None where there is none.
 

@@ -1,13 +1,12 @@
 """The commands: each parses, calls one function, and shows the report that comes back."""
 
+from collections.abc import Callable
+from importlib import import_module
 from typing import Annotated, Literal
 
 import typer
 
-from gptcli.cli.diff import diff
 from gptcli.cli.edits import EditOptions, asked
-from gptcli.cli.heads import heads
-from gptcli.cli.lens import lens
 from gptcli.cli.options import (
     ModelOptions,
     OutputOptions,
@@ -20,10 +19,15 @@ from gptcli.cli.options import (
     say,
 )
 from gptcli.cli.text import read_ids, run_of
-from gptcli.cli.trace import trace
 from gptcli.errors import GptcliError
 
-__all__ = ["diff", "heads", "lens", "trace"]  # the commands with a file of their own
+
+def __getattr__(name: str) -> Callable:
+    """A command in a file of its own, which is read when the command is called."""
+    if name in ("bench", "diff", "heads", "lens", "trace"):
+        return getattr(import_module(f"gptcli.cli.{name}"), name)
+    raise AttributeError(name)
+
 
 Words = Annotated[
     list[str] | None, typer.Option("--token", metavar="WORD", help="Add a row for this token (repeatable).")

@@ -28,9 +28,9 @@ def group(wanted: str | None, context: dict[str, Any]) -> typer.Typer:
     context: settings of each command.
     """
     app = typer.Typer(context_settings=context)
-    app.callback(invoke_without_command=True)(lab)
+    app.callback(invoke_without_command=True)(lab())
     for name in (wanted,) if wanted in EXPERIMENTS else EXPERIMENTS:
-        app.command(name, context_settings=context)(globals()[name])
+        app.command(name, context_settings=context)(globals()[name]())
     return app
 
 

@@ -1,7 +1,6 @@
 """The console entry: finds the command, runs it, and turns what goes wrong into one line and an exit status.
 
-0 done; 1 findings; 2 could not run; 3 a defect of gptcli itself. Only the command that is called is built, for building
-all of them costs more than running one.
+0 done; 1 findings; 2 could not run; 3 a defect of gptcli itself. Only the command that is called is built.
 """
 
 import gc
@@ -72,13 +71,13 @@ def build(wanted: str | None, inner: str | None = None) -> "typer.Typer":
 
     for name, function, group in COMMANDS:
         if wanted in (None, name):
-            app.command(name, rich_help_panel=group, context_settings=CONTEXT)(getattr(commands, function))
+            app.command(name, rich_help_panel=group, context_settings=CONTEXT)(getattr(commands, function)())
     for name, module, panel in GROUPS:
         if wanted in (None, name):
             of_group = import_module(f"gptcli.cli.{module}").group(inner, CONTEXT)
             app.add_typer(of_group, name=name, rich_help_panel=panel)
     if wanted is None:
-        app.command("generate", hidden=True, context_settings={"ignore_unknown_options": True})(commands.generate)
+        app.command("generate", hidden=True, context_settings={"ignore_unknown_options": True})(commands.generate())
     return app
 
 

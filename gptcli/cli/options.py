@@ -3,13 +3,15 @@
 import inspect
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
+from functools import partial, wraps
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 
 from gptcli import shipped
+from gptcli.data import mutable
 from gptcli.errors import GptcliError
 from gptcli.report import Report
 from gptcli.source import EXAMPLE, TRANSLATION, Model, open_model
@@ -18,36 +20,29 @@ Text = Annotated[
     list[str] | None, typer.Argument(metavar="[TEXT]...", help="Words, joined by spaces; - reads standard input.")
 ]
 Source = Annotated[str | None, typer.Argument(metavar="[MODEL]", help="As for --model.")]
+_model, _run, _text, _output = (
+    partial(typer.Option, rich_help_panel=panel) for panel in ("Model", "Run", "Text", "Output")
+)
 
 
-@dataclass
+@mutable
 class ModelOptions:
     """Which model."""
 
     model: Annotated[
         str | None,
-        typer.Option(
-            "--model", "-m", metavar="SOURCE", envvar="GPTCLI_MODEL", show_envvar=True,
-            help="A directory, a file, a shipped sample or config, a name on the Hub.", rich_help_panel="Model",
-        ),
+        _model("--model", "-m", metavar="SOURCE", envvar="GPTCLI_MODEL", show_envvar=True,
+               help="A directory, a file, a shipped sample or config, a name on the Hub."),
     ] = None  # fmt: skip
     config: Annotated[
         str | None,
-        typer.Option(
-            "--config", "-c", metavar="FILE|NAME",
-            help="An architecture; alone: random weights. Beside -m: describes lone weights.", rich_help_panel="Model",
-        ),
+        _model("--config", "-c", metavar="FILE|NAME",
+               help="An architecture; alone: random weights. Beside -m: describes lone weights."),
     ] = None  # fmt: skip
-    seed: Annotated[int, typer.Option(metavar="N", help="Seed of random weights.", min=0, rich_help_panel="Model")] = 0
-    revision: Annotated[
-        str | None, typer.Option(metavar="REV", help="Of a name on the Hub.", rich_help_panel="Model")
-    ] = None
-    offline: Annotated[bool, typer.Option("--offline", help="Never touch the network.", rich_help_panel="Model")] = (
-        False
-    )
-    strict: Annotated[
-        bool, typer.Option("--strict", help="Refuse a config with unknown keys.", rich_help_panel="Model")
-    ] = False
+    seed: Annotated[int, _model(metavar="N", help="Seed of random weights.", min=0)] = 0
+    revision: Annotated[str | None, _model(metavar="REV", help="Of a name on the Hub.")] = None
+    offline: Annotated[bool, _model("--offline", help="Never touch the network.")] = False
+    strict: Annotated[bool, _model("--strict", help="Refuse a config with unknown keys.")] = False
 
     def open(
         self,
@@ -100,59 +95,34 @@ def came_from(name: str, where: str) -> bool:
     return source is not None and source.name == where
 
 
-@dataclass
+@mutable
 class RunOptions:
     """How it runs."""
 
-    device: Annotated[
-        str, typer.Option(metavar="DEVICE", help="auto, cpu, cuda, cuda:1, mps.", rich_help_panel="Run")
-    ] = "auto"
-    dtype: Annotated[
-        str,
-        typer.Option(
-            metavar="TYPE", help="auto (as stored), f32, bf16, f16, f64, or the long names.", rich_help_panel="Run"
-        ),
-    ] = "auto"
+    device: Annotated[str, _run(metavar="DEVICE", help="auto, cpu, cuda, cuda:1, mps.")] = "auto"
+    dtype: Annotated[str, _run(metavar="TYPE", help="auto (as stored), f32, bf16, f16, f64, or the long names.")] = (
+        "auto"
+    )
     # Beyond some thousands, OpenMP ends the process when it can't make another.
-    threads: Annotated[
-        int | None, typer.Option(metavar="N", min=1, max=1024, help="CPU threads.", rich_help_panel="Run")
-    ] = None
+    threads: Annotated[int | None, _run(metavar="N", min=1, max=1024, help="CPU threads.")] = None
 
 
-@dataclass
+@mutable
 class TextOptions:
     """What it reads."""
 
-    ids: Annotated[
-        str | None,
-        typer.Option("--ids", metavar="IDS", help="12,45,78 or [[12, 45, 78]] or @FILE.", rich_help_panel="Text"),
-    ] = None
-    batch: Annotated[
-        bool, typer.Option("--batch", help="Each argument, or each line of `-`, is a text.", rich_help_panel="Text")
-    ] = False
-    bos: Annotated[
-        bool | None,
-        typer.Option(
-            "--bos/--no-bos", help="Begin with BOS or don't; by default as the model.", rich_help_panel="Text"
-        ),
-    ] = None
-    special: Annotated[
-        bool, typer.Option("--special", help="`<|endoftext|>` in the text is that token.", rich_help_panel="Text")
-    ] = False
+    ids: Annotated[str | None, _text("--ids", metavar="IDS", help="12,45,78 or [[12, 45, 78]] or @FILE.")] = None
+    batch: Annotated[bool, _text("--batch", help="Each argument, or each line of `-`, is a text.")] = False
+    bos: Annotated[bool | None, _text("--bos/--no-bos", help="Begin with BOS or don't; by default as the model.")] = (
+        None
+    )
+    special: Annotated[bool, _text("--special", help="`<|endoftext|>` in the text is that token.")] = False
     source: Annotated[
-        list[str] | None,
-        typer.Option("--source", metavar="TEXT", help="What the encoder reads (one a text).", rich_help_panel="Text"),
+        list[str] | None, _text("--source", metavar="TEXT", help="What the encoder reads (one a text).")
     ] = None
-    source_ids: Annotated[
-        str | None, typer.Option("--source-ids", metavar="IDS", help="The same as ids.", rich_help_panel="Text")
-    ] = None
-    segments: Annotated[
-        str | None,
-        typer.Option("--segments", metavar="IDS", help="0,0,1,1: each token's part.", rich_help_panel="Text"),
-    ] = None
-    chat: Annotated[
-        bool, typer.Option("--chat", help="The text is a user's message in a chat.", rich_help_panel="Text")
-    ] = False
+    source_ids: Annotated[str | None, _text("--source-ids", metavar="IDS", help="The same as ids.")] = None
+    segments: Annotated[str | None, _text("--segments", metavar="IDS", help="0,0,1,1: each token's part.")] = None
+    chat: Annotated[bool, _text("--chat", help="The text is a user's message in a chat.")] = False
 
     @property
     def example(self) -> str:
@@ -160,26 +130,19 @@ class TextOptions:
         return TRANSLATION if self.source or self.source_ids else EXAMPLE
 
 
-@dataclass
+@mutable
 class OutputOptions:
     """What comes out."""
 
-    json: Annotated[bool, typer.Option("--json", help="One JSON object.", rich_help_panel="Output")] = False
+    json: Annotated[bool, _output("--json", help="One JSON object.")] = False
     output: Annotated[
-        list[Path] | None,
-        typer.Option(
-            "--output", "-o", metavar="FILE", help="Write a file; its suffix decides.", rich_help_panel="Output"
-        ),
+        list[Path] | None, _output("--output", "-o", metavar="FILE", help="Write a file; its suffix decides.")
     ] = None
-    force: Annotated[bool, typer.Option("--force", help="Write over a file.", rich_help_panel="Output")] = False
-    quiet: Annotated[
-        bool, typer.Option("--quiet", "-q", help="The verdict or the values alone.", rich_help_panel="Output")
-    ] = False
-    digits: Annotated[int, typer.Option(metavar="N", min=0, max=17, help="Decimals.", rich_help_panel="Output")] = 4
-    full: Annotated[bool, typer.Option("--full", help="Every number.", rich_help_panel="Output")] = False
-    color: Annotated[Literal["auto", "always", "never"], typer.Option(help="Colour.", rich_help_panel="Output")] = (
-        "auto"
-    )
+    force: Annotated[bool, _output("--force", help="Write over a file.")] = False
+    quiet: Annotated[bool, _output("--quiet", "-q", help="The verdict or the values alone.")] = False
+    digits: Annotated[int, _output(metavar="N", min=0, max=17, help="Decimals.")] = 4
+    full: Annotated[bool, _output("--full", help="Every number.")] = False
+    color: Annotated[Literal["auto", "always", "never"], _output(help="Colour.")] = "auto"
 
     def check(self, *suffixes: str) -> None:
         """Refuses outputs that this command can't write, before it runs. Every command writes `.json`."""
@@ -228,7 +191,17 @@ def say(text: str) -> None:
     print(printable(harmless(text), sys.stderr.encoding), file=sys.stderr)
 
 
-def command(function: Callable) -> Callable:
+def command(function: Callable) -> Callable[[], Callable]:
+    """Marks a command, which is built when it is called: building all of them costs more than running one."""
+
+    @wraps(function)
+    def build() -> Callable:
+        return _built(function)
+
+    return build
+
+
+def _built(function: Callable) -> Callable:
     """Spreads a command's parameters of the classes above into options of its own, and gathers their values again."""
     groups: dict[str, type] = {}
     parameters = []

@@ -1,11 +1,12 @@
 """Which family a checkpoint is of, and what sizes it has, told by its tensors alone, where no config describes it."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
 from gptcli.checkpoint.safetensors import TensorInfo
+from gptcli.data import data
 from gptcli.families import FAMILIES, OWN, Family, Stored
 from gptcli.families.training import RECORDS as TRAINING
 
@@ -30,7 +31,7 @@ class Seen(NamedTuple):
     stored: str
 
 
-@dataclass(frozen=True, kw_only=True)
+@data
 class Guess:
     """families: all whose names fit alike. places: by a stored name with # and @ for its numbers."""
 

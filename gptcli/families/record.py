@@ -6,9 +6,10 @@ implemented; any other is unknown, and reported.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any, Literal, NamedTuple
 
+from gptcli.data import data
 from gptcli.errors import GptcliError
 from gptcli.spec import DynamicScaling, Rope, Spec, SpecError, YarnScaling, read_spec, show
 
@@ -57,7 +58,7 @@ class Stored(NamedTuple):
     plus: float = 0.0
 
 
-@dataclass(frozen=True, kw_only=True)
+@data
 class Family:
     """names: our stem (or whole name), or a tuple of stems fused in one tensor, to Stored. others: where other files of
     this family differ, each set laid over `names`; a file's own set is the one of which most is found. copies: where a

@@ -1,10 +1,11 @@
 """Attention in six steps: project, score, scale, mask, softmax, weighted sum, and the fused kernel's answer beside."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import isclose
 from typing import TYPE_CHECKING
 
+from gptcli.data import mutable
 from gptcli.lab.engine import listed, require
 from gptcli.report import Finding
 from gptcli.report.lab import AttentionReport, Matrix, Step
@@ -57,7 +58,7 @@ def attention_report(run: Run, layer: int, head: int, both_ways: bool) -> Attent
     )
 
 
-@dataclass
+@mutable
 class _Look:
     """What was recorded of one layer in one text's run, without its batch axis, and how to read it for one head."""
 

@@ -1,10 +1,11 @@
 """Heads: the same multiplications as one head of their width, a map of weights for each. Arithmetic, no torch."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal
 
 from gptcli import count
+from gptcli.data import entry
 from gptcli.lab.engine import require
 from gptcli.layout import layout
 from gptcli.report.lab import Cost, HeadsOfLayers, HeadsReport
@@ -52,7 +53,7 @@ def _fitting(option: str, wanted: int | None, context: int) -> int:
     return wanted
 
 
-@dataclass(frozen=True)
+@entry
 class _Part:
     """One attention of one layer: the layer as a Spec of its own, whose `attention` this is."""
 

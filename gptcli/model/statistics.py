@@ -7,7 +7,6 @@ A block's mean and its squared deviations from that are joined to those of the b
 import math
 import mmap
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
 
@@ -19,11 +18,12 @@ from gptcli.checkpoint.gguf import UNPACKED
 from gptcli.checkpoint.packed import Packed
 from gptcli.checkpoint.safetensors import TensorInfo
 from gptcli.checkpoint.scan import IN_ORDER, Lay, Statistics, Step, in_order, opened
+from gptcli.data import entry
 from gptcli.errors import GptcliError
 from gptcli.model import ggml
 from gptcli.model.dequantise import whole
 
-NUMBERS = 1 << 18  # of a block
+NUMBERS = 1 << 19  # of a block
 TYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
     "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U64": torch.uint64, "U32": torch.uint32,
@@ -66,7 +66,7 @@ def statistics_of(
             yield name, _statistics(read, spectral)
 
 
-@dataclass(frozen=True)
+@entry
 class _Reading:
     """A tensor's numbers one after the other. size: its bytes in the file, of which step and forget are told."""
 
@@ -123,70 +123,62 @@ def _index(flat: int | None, shape: tuple[int, ...]) -> list[int] | None:
     return [int(i) for i in numpy.unravel_index(flat, shape)] if shape else []
 
 
-@dataclass
 class _Sums:
     """What has been seen of a tensor so far. at: numbers read; low, high: of a row that goes on in the next block."""
 
-    at: int = 0
-    finite: int = 0
-    mean: float = 0.0
-    square: float = 0.0  # Σ (x - mean)²
-    min: float = math.inf
-    max: float = -math.inf
-    zeros: int = 0
-    nan: int = 0
-    inf: int = 0
-    first_nan: int | None = None
-    first_inf: int | None = None
-    equal_rows: int = 0
-    zero_rows: int = 0
-    low: float = math.inf
-    high: float = -math.inf
-    wide: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.float64))
-    short: Tensor = field(default_factory=lambda: torch.empty(0))
+    def __init__(self) -> None:
+        self.at = self.finite = self.zeros = self.nan = self.inf = self.equal_rows = self.zero_rows = 0
+        self.mean = self.square = 0.0  # square: Σ (x - mean)²
+        self.min, self.max = self.low, self.high = math.inf, -math.inf
+        self.first_nan: int | None = None
+        self.first_inf: int | None = None
+        self.room(0)
+
+    def room(self, size: int) -> None:
+        self.wide, self.short = torch.empty(size, dtype=torch.float64), torch.empty(size)
+        self.mask = numpy.empty(size, dtype=bool)
 
     def add(self, block: Tensor, row: int) -> None:
         """The next numbers, flat: whole rows, or a part of one."""
         size = block.numel()
-        if self.wide.numel() < size:
-            self.wide, self.short = torch.empty(size, dtype=torch.float64), torch.empty(size)
+        if len(self.mask) < size:
+            self.room(size)
         wide = self.wide[:size]
-        if block.dtype in LONG:
+        if block.dtype != torch.float32:
+            place = wide if block.dtype in LONG else self.short[:size]
+            block = place.copy_(block)
+        x = block.numpy()
+        low, high = (float(end) for end in torch.aminmax(block))  # a NaN makes both NaN
+        self.zeros += int(numpy.count_nonzero(numpy.equal(x, 0, out=self.mask[:size])))
+        self._rows(x, row, low, high)
+        if block is not wide:
             wide.copy_(block)
-            block = wide
-        else:
-            block = block if block.dtype == torch.float32 else self.short[:size].copy_(block)
-            wide.copy_(block)
-        low, high = self._rows(block, row)
-        self.zeros += _zeros(block)
         if not (math.isfinite(low) and math.isfinite(high)):
             self._note(wide)
             wide = wide[wide.isfinite()]
-            low, high = (float(wide.min()), float(wide.max())) if wide.numel() else (math.inf, -math.inf)
+            low, high = (float(end) for end in torch.aminmax(wide)) if wide.numel() else (math.inf, -math.inf)
         self.at += size
         self.min, self.max = min(self.min, low), max(self.max, high)
         if wide.numel():
             self._join(wide.numel(), *_moments(wide))
 
-    def _rows(self, block: Tensor, row: int) -> tuple[float, float]:
-        """The least and the largest number of a block. Counts the rows in it that hold one number throughout."""
+    def _rows(self, x: numpy.ndarray, row: int, low: float, high: float) -> None:
+        """Counts the rows that hold one number throughout; low, high: of the block."""
         if row <= NUMBERS:
-            rows = block.view(-1, row)
-            lows, highs = rows.amin(1), rows.amax(1)
-            equal = lows == highs
-            if count := int(numpy.count_nonzero(equal.numpy())):
-                self.equal_rows += count
-                self.zero_rows += int((lows[equal] == 0).sum())
-            return float(lows.amin()), float(highs.amax())
-        low, high = float(block.amin()), float(block.amax())
+            rows = x.reshape(-1, row)
+            likely = rows[rows[:, 0] == rows[:, -1]]
+            if len(likely):
+                equal = likely[(likely == likely[:, :1]).all(1)]
+                self.equal_rows += len(equal)
+                self.zero_rows += int(numpy.count_nonzero(equal[:, 0] == 0))
+            return
         # A comparison with NaN is false: a row that has one keeps it, and is equal to nothing.
         self.low = self.low if low > self.low or math.isnan(self.low) else low
         self.high = self.high if high < self.high or math.isnan(self.high) else high
-        if (self.at + block.numel()) % row == 0:
+        if (self.at + len(x)) % row == 0:
             self.equal_rows += self.low == self.high
             self.zero_rows += self.low == self.high == 0
             self.low, self.high = math.inf, -math.inf
-        return low, high
 
     def _note(self, wide: Tensor) -> None:
         """Counts what is not finite."""
@@ -212,15 +204,6 @@ def _moments(wide: Tensor) -> tuple[float, float]:
         return mean, squares - total * mean
     wide -= mean  # nearly all alike: the difference of two large sums would tell little
     return mean, float(numpy.dot(flat, flat))
-
-
-def _zeros(block: Tensor) -> int:
-    """How many numbers are 0, by their bits: numpy counts whole numbers ten times as fast as torch compares."""
-    bits = block.view(torch.int64 if block.dtype == torch.float64 else torch.int32)
-    zeros = bits.numel() - int(numpy.count_nonzero(bits.numpy()))
-    least = torch.iinfo(bits.dtype).min  # the bits of -0
-    negative = bits.numel() > 0 and int(bits.amin()) == least
-    return zeros + (int((bits == least).sum()) if negative else 0)
 
 
 def _spectral(matrix: Tensor) -> float:

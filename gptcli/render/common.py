@@ -1,11 +1,28 @@
-"""What several reports begin with: the model's title, and the ids as they were fed."""
+"""What several rooms share: two functions that choose by a report's type, a model's title, the ids as they were fed."""
 
 from collections.abc import Callable, Iterable
+from functools import singledispatch
 from itertools import groupby
 
 from gptcli.render.screen import Screen, exact
-from gptcli.report import ModelFacts
+from gptcli.report import ModelFacts, Report
 from gptcli.tokens import Token
+
+
+def by_type() -> tuple[Callable, Callable]:
+    """`draw` and `verdict` of a room with several reports, each of which registers a function of its own."""
+
+    @singledispatch
+    def draw(report: Report, screen: Screen) -> None:
+        """Prints the report to the screen."""
+        raise TypeError(f"no rendering for {type(report).__name__}")
+
+    @singledispatch
+    def verdict(report: Report) -> str:
+        """What `-q` prints."""
+        raise TypeError(f"no verdict of {type(report).__name__}")
+
+    return draw, verdict
 
 
 def title(screen: Screen, model: ModelFacts) -> None:

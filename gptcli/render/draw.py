@@ -6,13 +6,14 @@ same picture in ASCII.
 
 import textwrap
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from rich.cells import cell_len
 
+from gptcli.data import entry, mutable
 from gptcli.render.screen import Part, Screen, exact
 from gptcli.render.signs import harmless, printable
-from gptcli.report.draw import Box, DrawReport, Figure, Flow, Row, Weight, boxes
+from gptcli.report.draw import Box, DrawReport, Figure, Flow, Row, boxes
 
 WIDTH = 80  # of a drawing in a pipe
 NARROWEST = 48
@@ -64,7 +65,7 @@ def _chain(sequence: Iterable[Box]) -> str:
     return " → ".join(said)
 
 
-@dataclass(frozen=True)
+@entry
 class _Say:
     """A text in signs that the stream has, all of one column: its width is then what it will be."""
 
@@ -119,12 +120,6 @@ def _show(canvas: _Canvas, screen: Screen) -> None:
         screen.line(*parts)
 
 
-def _letters(figure: Figure, say: _Say) -> list[str]:
-    source = ["S source tokens"] if len(figure.stacks) > 1 else []
-    sizes = [f"{letter} {size:,}" for letter, size in figure.letters.items()]
-    return [say(text) for text in ["B texts", "T tokens", *source, *sizes]]
-
-
 def _headed(figure: Figure, width: int, say: _Say) -> _Canvas:
     """A drawing with its title above."""
     model, canvas = figure.model, _Canvas()
@@ -139,7 +134,7 @@ def _headed(figure: Figure, width: int, say: _Say) -> _Canvas:
         ]
         for row, (line, style) in enumerate(lines):
             canvas.put(row, 0, line, style)
-    for line in _flowed(_letters(figure, say), width, say(" · ")):
+    for line in _flowed(map(say, figure.legend), width, say(" · ")):
         canvas.put(len(canvas.rows), 0, line, "dim")
     canvas.paste(_drawing(figure, width, say), len(canvas.rows), 0)
     return canvas
@@ -164,7 +159,7 @@ def _drawing(figure: Figure, width: int, say: _Say) -> _Canvas:
     return painter.canvas
 
 
-@dataclass
+@mutable
 class _Painter:
     """Paints boxes downwards.
 
@@ -261,9 +256,7 @@ class _Painter:
         """`[B,T,C] = [B,T,768]`, or the sizes alone where there is no room, or all are letters."""
         if carried is None:
             return ""
-        letters, sizes = _bracket(carried.axes), _bracket(carried.shape)
-        both = f"{letters} = {sizes}"
-        return sizes if letters == sizes or len(both) > room else both
+        return carried.said(brief=len(carried.said()) > room)
 
     def beside(
         self, box: Box, read: Flow | None, row: int, left: int, right: int, axis: int, note: str
@@ -384,8 +377,10 @@ class _Painter:
         counts = [self.parameters(one, 0) if one.parameters else "" for one in leaves]
         titles = [self.say(one.title) for one in leaves]
         shapes = [self.shape(one.gives, 0) for one in leaves]
-        full = [f"{_bracket(one.gives.axes):<9} = {shape}" for one, shape in zip(leaves, shapes) if one.gives]
-        weights = ["  ".join(_weight(weight) for weight in one.weights) for one in leaves]
+        full = [
+            f"[{','.join(one.gives.axes)}]".ljust(9) + f" = {shape}" for one, shape in zip(leaves, shapes) if one.gives
+        ]
+        weights = ["  ".join(weight.said for weight in one.weights) for one in leaves]
         for columns in ([titles, full, weights, counts], [titles, full, counts], [titles, shapes, counts]):
             rows = _columns(columns, room) if columns and all(len(one) == len(leaves) for one in columns) else None
             if rows is not None:
@@ -409,15 +404,6 @@ def _columns(columns: list[list[str]], room: int) -> list[str] | None:
     widths[-1] += room - used
     rows = zip(*columns)
     return ["  ".join([*(t.ljust(w) for t, w in zip(row, widths[:-1])), row[-1].rjust(widths[-1])]) for row in rows]
-
-
-def _weight(weight: Weight) -> str:
-    """`W[768,768]`, `b[768]`."""
-    return f"{'b' if weight.name.endswith('bias') else 'W'}{_bracket(weight.shape)}"
-
-
-def _bracket(items: Iterable[int | str]) -> str:
-    return f"[{','.join(map(str, items))}]"
 
 
 def _flowed(chunks: Iterable[str], room: int, gap: str) -> list[str]:

@@ -6,6 +6,7 @@ from typing import Any
 from gptcli.checkpoint.patterns import ranges
 from gptcli.render.screen import Part, Screen, exact, number
 from gptcli.render.signs import harmless
+from gptcli.report import amount
 from gptcli.report.inspect import Digests, Inspected, InspectReport, StatisticsRow, TensorRow, Tie
 from gptcli.report.inspect_config import ConfigValue
 
@@ -77,7 +78,7 @@ def _facts(one: Inspected, screen: Screen) -> Iterator[list[Part]]:
     yield from row("format", one.format, where if names else "", f"{len(one.absent)} absent" if one.absent else "")
     if screen.full and len(names) > 1:
         for file in one.files:
-            yield from row("file", file.name, _tensors_of(file.tensors), _bytes(file.bytes))
+            yield from row("file", file.name, amount(file.tensors, "tensor"), _bytes(file.bytes))
     told = f"by {one.config}" if one.config else "by its names"
     yield from row("family", f"{' or '.join(one.families)}, {told}" if one.families else "")
     yield from row("model", *one.summary)
@@ -88,7 +89,7 @@ def _facts(one: Inspected, screen: Screen) -> Iterator[list[Part]]:
         stored = f"{counts.stored:,} numbers stored" if counts.stored != counts.total else ""
         buffers = f"{counts.buffers:,} in buffers, not counted" if counts.buffers else ""
         yield from row("parameters", exact(counts.total), said, stored, buffers)
-    yield from row("types", *(f"{d.dtype} {_tensors_of(d.tensors)}, {_bytes(d.bytes)}" for d in one.dtypes))
+    yield from row("types", *(f"{d.dtype} {amount(d.tensors, 'tensor')}, {_bytes(d.bytes)}" for d in one.dtypes))
     if one.quantised is not None:
         yield from _quantised(one)
     if one.adapter is not None:
@@ -99,7 +100,7 @@ def _facts(one: Inspected, screen: Screen) -> Iterator[list[Part]]:
     if one.vocabulary is not None:
         yield from row("vocabulary", *_vocabulary(one))
     if one.sections:
-        full = [f"{s.name} {_tensors_of(s.tensors)}, {_bytes(s.bytes)}" for s in one.sections if s.tensors]
+        full = [f"{s.name} {amount(s.tensors, 'tensor')}, {_bytes(s.bytes)}" for s in one.sections if s.tensors]
         bare = [s.name for s in one.sections if not s.tensors]
         yield from row("sections", *full, f"no tensors in {', '.join(_some(bare, screen))}" if bare else "")
     yield from row("settings", *_some([f"{key} {value}" for key, value in one.settings.items()], screen))
@@ -118,10 +119,6 @@ def _some(texts: list[str], screen: Screen) -> list[str]:
     if screen.full or len(texts) <= LISTED:
         return texts
     return [*texts[:LISTED], f"… {len(texts) - LISTED} more"]
-
-
-def _tensors_of(count: int) -> str:
-    return f"{count:,} tensor{'s' * (count != 1)}"
 
 
 def _bytes(count: int) -> str:

@@ -3,12 +3,10 @@
 import math
 import textwrap
 from collections.abc import Iterator, Sequence
-from functools import singledispatch
 
 from gptcli.render.chart import curves, speaks
-from gptcli.render.common import fed, title
+from gptcli.render.common import by_type, fed, title
 from gptcli.render.screen import Part, Screen
-from gptcli.report import Report
 from gptcli.report.lab import (
     AttentionReport,
     Cost,
@@ -33,16 +31,7 @@ FOLDED = 12  # rows of a matrix that are shown without --full
 WIDE = 100  # columns of a table of words in a pipe
 
 
-@singledispatch
-def draw(report: Report, screen: Screen) -> None:
-    """Prints the report to the screen."""
-    raise TypeError(f"no rendering for {type(report).__name__}")
-
-
-@singledispatch
-def verdict(report: Report) -> str:
-    """What `-q` prints."""
-    raise TypeError(f"no verdict of {type(report).__name__}")
+draw, verdict = by_type()
 
 
 @verdict.register

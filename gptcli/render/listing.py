@@ -1,23 +1,11 @@
 """`tokens`, `config` and `list` in a terminal."""
 
-from functools import singledispatch
-
+from gptcli.render.common import by_type
 from gptcli.render.screen import Screen
-from gptcli.report import Report
 from gptcli.report.listing import ConfigReport, ListReport, TokensReport
 from gptcli.tokens import Token
 
-
-@singledispatch
-def draw(report: Report, screen: Screen) -> None:
-    """Prints the report to the screen."""
-    raise TypeError(f"no rendering for {type(report).__name__}")
-
-
-@singledispatch
-def verdict(report: Report) -> str:
-    """What `-q` prints."""
-    return report.status
+draw, verdict = by_type()
 
 
 @draw.register

@@ -8,27 +8,22 @@ import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from gptcli.render import svg
 from gptcli.render.files import write
 from gptcli.render.signs import harmless
+from gptcli.render.svg import COLOURS, INK
 from gptcli.report.draw import Box, DrawReport, Edge, Figure
 
-# How a kind of box is filled and edged.
-CLASSES = {
-    "table": "fill:#e8eef8,stroke:#a4b6d8,color:#23272f",
-    "norm": "fill:#f5f1e7,stroke:#cdc3a8,color:#23272f",
-    "attention": "fill:#dde9f7,stroke:#88acd8,color:#23272f",
-    "cross": "fill:#e8e1f5,stroke:#ab95d3,color:#23272f",
-    "mlp": "fill:#e0f0e6,stroke:#8cbf9f,color:#23272f",
-    "head": "fill:#fbeadb,stroke:#deb088,color:#23272f",
-    "layer": "fill:#ffffff,stroke:#c9cdd5,color:#23272f",
-    "step": "fill:#ffffff,stroke:#c9cdd5,color:#23272f",
-    "folded": "fill:#f0f1f3,stroke:#bfc4cc,color:#23272f",
-    "add": "fill:#ffffff,stroke:#e8590c,stroke-width:2px,color:#23272f",
-    "input": "fill:#23272f,stroke:#23272f,color:#ffffff",
-}
 LIKE = {"aside": "table", "matrix": "step", "experts": "step", "output": "input", "stack": "layer"}
-DIFFERS = "stroke:#b0257a,stroke-width:3px"
-RESIDUAL, MEMORY = "stroke:#e8590c,stroke-width:2px", "stroke:#7c5cbf,stroke-width:2px"
+# How a kind of box is filled and edged, and its text.
+CLASSES = {kind: f"fill:{fill},stroke:{edge},color:{INK}" for kind, (fill, edge) in COLOURS.items() if kind not in LIKE}
+CLASSES |= {
+    "step": CLASSES["layer"],
+    "add": f"fill:#ffffff,stroke:{svg.RESIDUAL},stroke-width:2px,color:{INK}",
+    "input": f"fill:{INK},stroke:{INK},color:#ffffff",
+}
+DIFFERS = f"stroke:{svg.DIFFERS},stroke-width:3px"
+RESIDUAL, MEMORY = (f"stroke:{colour},stroke-width:2px" for colour in (svg.RESIDUAL, svg.MEMORY))
 SHAPES = {"input": ("([", "])"), "output": ("([", "])"), "add": ("((", "))"), "table": ("[", "]")}
 ARROWS = {"data": "-->", "residual": "-.->", "memory": "==>", "tie": "-.-", "bias": "-.->"}
 
@@ -119,6 +114,5 @@ def _edge(edge: Edge, prefix: str) -> str:
     if edge.kind == "tie":
         label = f"|{quoted(['tied'])}|"
     elif edge.carries is not None:
-        letters, sizes = (f"[{','.join(map(str, items))}]" for items in (edge.carries.axes, edge.carries.shape))
-        label = f"|{quoted([sizes if letters == sizes else f'{letters} = {sizes}'])}|"
+        label = f"|{quoted([edge.carries.said()])}|"
     return f"{node(prefix, edge.source)} {ARROWS[edge.kind]}{label} {node(prefix, edge.target)}"

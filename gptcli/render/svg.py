@@ -132,7 +132,7 @@ class _Ink:
         """What a wire carries, on it, its centre at (x, y)."""
         if carried is None:
             return
-        said = shape(carried, brief)
+        said = carried.said(brief)
         w = text_width(said, SMALL, mono=True) + 12
         self.rect("chips", "chip", x - w / 2, y - 8.5, w, 17, 8.5, PAPER, stroke)
         self.text(x, y + 3.5, said, SMALL, INK, "middle", mono=True)
@@ -154,12 +154,6 @@ def _toward(corner: tuple[float, float], other: tuple[float, float], most: float
     (x, y), dx, dy = corner, other[0] - corner[0], other[1] - corner[1]
     near = min(most, max(abs(dx), abs(dy)) / 2)
     return f"{x + near * _sign(dx):g} {y + near * _sign(dy):g}"
-
-
-def shape(carried: Flow, brief: bool) -> str:
-    """`[B,T,C] = [B,T,768]`, or the sizes alone."""
-    letters, sizes = (f"[{','.join(map(str, items))}]" for items in (carried.axes, carried.shape))
-    return sizes if brief or letters == sizes else f"{letters} = {sizes}"
 
 
 class _End(NamedTuple):
@@ -205,7 +199,7 @@ class _Drawing:
             return self.width(box.branches[0]) + 2 * (RAIL + 14 + SIDE)  # the axis in the middle
         if not self.panel:
             return BRANCH if branch else BOX
-        chip = text_width(shape(box.gives, True), SMALL, mono=True) + 22 if box.gives else 0
+        chip = text_width(box.gives.said(brief=True), SMALL, mono=True) + 22 if box.gives else 0
         weights = max((text_width(one, SMALL, mono=True) for one in _weights(box)), default=0)
         number = text_width(_number(box, False), TEXT) if box.parameters else 0
         title = min(text_width(box.title, TITLE, bold=True), 150)
@@ -246,36 +240,33 @@ class _Drawing:
 
     def beside(self, box: Box, left: float, width: float, y: float, ends: list[_End]) -> tuple[float, list[_End]]:
         """Branches side by side, fed by one wire that forks where several read it."""
-        widths = [self.width(branch, True) for branch in box.branches]
-        if len(widths) == 1:
+        if len(box.branches) == 1:
             return self.sequence(box.branches[0], left, width, y, ends)
-        spare = (width - sum(widths) - 20 * (len(widths) - 1)) / len(widths)
-        lefts, at = [], left
-        for i, one in enumerate(widths):
-            widths[i] = one + spare
-            lefts.append(at)
-            at += widths[i] + 20
-        heads = [self.heads(branch, x, w) for branch, x, w in zip(box.branches, lefts, widths)]
+        columns = self.columns(box, left, width)
+        heads = [self.heads(branch, x, w) for branch, x, w in columns]
         flat = [head for group in heads for head in group]
         if len(ends) != len(flat):
             y, ends = self.fork(flat, y, ends[0])
         lowest, flowing, taken = y, [], 0
-        for branch, group, x, w in zip(box.branches, heads, lefts, widths):
+        for (branch, x, w), group in zip(columns, heads):
             below, live = self.sequence(branch, x, w, y, ends[taken : taken + len(group)])
             taken += len(group)
             lowest, flowing = max(lowest, below), flowing + live
         return lowest, flowing
 
+    def columns(self, box: Box, left: float, width: float) -> list[tuple[Sequence[Box], float, float]]:
+        """Its branches, each with its left edge and its width: what it needs, and a share of what is left."""
+        widths = [self.width(branch, True) for branch in box.branches]
+        spare, found = (width - sum(widths) - 20 * (len(widths) - 1)) / len(widths), []
+        for branch, own in zip(box.branches, widths):
+            found.append((branch, left, own + spare))
+            left += own + spare + 20
+        return found
+
     def heads(self, branch: Sequence[Box], left: float, width: float) -> list[tuple[float, Box | None]]:
         """Where a branch is entered: the axes of its first boxes."""
         if branch and branch[0].kind == "split":
-            widths = [self.width(one, True) for one in branch[0].branches]
-            spare = (width - sum(widths) - 20 * (len(widths) - 1)) / len(widths)
-            found, at = [], left
-            for one, w in zip(branch[0].branches, widths):
-                found += self.heads(one, at, w + spare)
-                at += w + spare + 20
-            return found
+            return [head for column in self.columns(branch[0], left, width) for head in self.heads(*column)]
         return [(left + width / 2, branch[0] if branch else None)]
 
     def fork(self, heads: list[tuple[float, Box | None]], y: float, end: _End) -> tuple[float, list[_End]]:
@@ -321,7 +312,7 @@ class _Drawing:
             ]  # where what crosses the rail would cross its text
             x, at = rail - 6, ((met or [dot.y])[0] + middle) / 2
             turn = {"transform": f"rotate(-90 {x:g} {at:g})"}
-            said = shape(dot.carries, True) if dot.carries else ""
+            said = dot.carries.said(brief=True) if dot.carries else ""
             self.ink.text(x, at, said, SMALL - bool(met), RESIDUAL, "middle", True, kind="rail", **turn)
         place = {"cx": f"{axis:g}", "cy": f"{middle:g}", "r": f"{RADIUS:g}"}
         self.ink.put("boxes", "circle", **{"class": "sum"}, **place, fill="#ffffff", stroke=RESIDUAL, stroke_width="2")
@@ -432,9 +423,7 @@ def _middle(xs: Sequence[float]) -> float:
 
 
 def _weights(box: Box) -> list[str]:
-    if box.kind == "experts":
-        return []
-    return [f"{'b' if w.name.endswith('bias') else 'W'}[{','.join(map(str, w.shape))}]" for w in box.weights]
+    return [] if box.kind == "experts" else [weight.said for weight in box.weights]
 
 
 def _number(box: Box, long: bool) -> str:
@@ -571,9 +560,7 @@ def to_svg(report: DrawReport) -> str:
     legends = []
     for figure in report.figures:
         right = _figure(ink, figure, x, margin)
-        sizes = [f"{letter} {size:,}" for letter, size in figure.letters.items()]
-        source = ["S source tokens"] if len(figure.stacks) > 1 else []
-        legends.append((x, flowed(["B texts", "T tokens", *source, *sizes], right - x, TEXT)))
+        legends.append((x, flowed(figure.legend, right - x, TEXT)))
         x = right + 56
     for left, lines in legends:
         for i, line in enumerate(lines):

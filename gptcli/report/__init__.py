@@ -1,12 +1,13 @@
 """What each command found, as plain data, and how it finds it. No rich here, and no torch at module level."""
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import ClassVar, Literal
 
+from gptcli.data import data, entry, mutable
 from gptcli.tokens import Token
 
 
-@dataclass(frozen=True)
+@entry
 class Finding:
     """Something wrong with what was looked at. code is stable; path names the place."""
 
@@ -15,7 +16,7 @@ class Finding:
     path: str = ""
 
 
-@dataclass(frozen=True, kw_only=True)
+@data
 class ModelFacts:
     """Which model, and how it ran. seed is None unless the weights are random; parameters are distinct numbers; edits:
     what was changed on the way, as it was asked for.
@@ -32,7 +33,12 @@ class ModelFacts:
     edits: list[str] = field(default_factory=list)
 
 
-@dataclass(kw_only=True)
+def amount(number: int, one: str) -> str:
+    """`1 head`, `1,024 heads`."""
+    return f"{number:,} {one}{'s' * (number != 1)}"
+
+
+@mutable
 class Report:
     """The base of every report: JSON is its fields, whole, after `schema` and `status`."""
 
@@ -45,7 +51,7 @@ class Report:
         return "findings" if self.findings else "ok"
 
 
-@dataclass(kw_only=True)
+@mutable
 class RunReport(Report):
     """A report of one run begins with the model, the texts that were fed, and what an encoder read (`Run.told`)."""
 

@@ -4,9 +4,9 @@ Looked for only where the logits say that there is one: the pass is run once mor
 """
 
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from gptcli.data import entry
 from gptcli.layout import Place
 from gptcli.report import Finding
 from gptcli.run import Run
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from gptcli.model.birth import NotFinite, Search
 
 
-@dataclass(frozen=True)
+@entry
 class Birth(Finding):
     """The first activation that is not finite, and its first number that isn't.
 

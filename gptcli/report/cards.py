@@ -1,9 +1,9 @@
 """Why a model card's number is not the total: which count of the model gives it. By arithmetic alone."""
 
 import re
-from dataclasses import dataclass
 from typing import Literal
 
+from gptcli.data import mutable
 from gptcli.errors import GptcliError
 
 UNITS = {"k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
@@ -12,7 +12,7 @@ SIZE = r"(?:([0-9]{1,4})x)?([0-9]{1,5}(?:\.[0-9]{1,3})?)([kmbt])"
 IN_A_NAME = r"(?<![0-9a-z.])a?((?:[0-9]{1,4}x)?[0-9]{1,5}(?:\.[0-9]{1,3})?[mbt])(?![0-9a-z])"
 
 
-@dataclass
+@mutable
 class Count:
     """A way to count parameters: what it is called, the number, to three digits, and what it counts."""
 
@@ -22,7 +22,7 @@ class Count:
     what: str
 
 
-@dataclass
+@mutable
 class Match:
     """A count that gives a card's number, and how."""
 
@@ -31,7 +31,7 @@ class Match:
     how: Literal["rounded", "cut off"]
 
 
-@dataclass
+@mutable
 class Card:
     """A number that a model's name or its card states, and the counts that give it; none where the number is wrong.
 

@@ -5,16 +5,16 @@ bytes. A run is a forward pass over B texts of T tokens; where an encoder reads 
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 from gptcli import count
+from gptcli.data import data, entry
 from gptcli.errors import GptcliError
 from gptcli.memory import Rows, peak
 from gptcli.source import Model
 from gptcli.spec import Attention, Spec
 
 
-@dataclass(frozen=True, kw_only=True)
+@data
 class Workload:
     """A run as it is asked for: T (None: only what the memory holds is wanted), B, S (None: as T), bytes of memory."""
 
@@ -24,7 +24,7 @@ class Workload:
     memory: int | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@data
 class PartFlops:
     """FLOPs of one part of the pass. stack: `encoder`, or empty.
 
@@ -40,7 +40,7 @@ class PartFlops:
     share: float
 
 
-@dataclass(frozen=True, kw_only=True)
+@data
 class Flops:
     """parts: the head twice where there is one, on all positions and on the last; total: likewise.
 
@@ -53,7 +53,7 @@ class Flops:
     next_beyond_context: bool
 
 
-@dataclass(frozen=True, kw_only=True)
+@data
 class CacheLayers:
     """Layers (from 0) that keep alike: the latest `kept` of their positions, or a source's in cross attention."""
 
@@ -67,7 +67,7 @@ class CacheLayers:
     bytes: int
 
 
-@dataclass(frozen=True, kw_only=True)
+@data
 class Cache:
     """Keys and values of B texts after T tokens."""
 
@@ -75,7 +75,7 @@ class Cache:
     bytes: int
 
 
-@dataclass(frozen=True, kw_only=True)
+@data
 class Matrices:
     """Attention weights of a kind of layers, if they were stored: [B, H, T, S] each. layers: how many."""
 
@@ -86,7 +86,7 @@ class Matrices:
     bytes: int
 
 
-@dataclass(frozen=True, kw_only=True)
+@data
 class Alive:
     """One of the things that live at the peak."""
 
@@ -94,7 +94,7 @@ class Alive:
     bytes: int
 
 
-@dataclass(frozen=True, kw_only=True)
+@data
 class Activations:
     """What the forward pass holds beside the weights, at the moment when it holds most."""
 
@@ -105,7 +105,7 @@ class Activations:
     sum: int
 
 
-@dataclass(frozen=True, kw_only=True)
+@data
 class Memory:
     """weights, cache and activations (with the head on all positions, and on the last), and their sums."""
 
@@ -114,7 +114,7 @@ class Memory:
     activations: list[Activations]
 
 
-@dataclass(frozen=True, kw_only=True)
+@data
 class Longest:
     """The longest texts (T) that a memory holds: 0 where it doesn't hold one token.
 
@@ -130,7 +130,7 @@ class Longest:
     beyond: int | None
 
 
-@dataclass(frozen=True, kw_only=True)
+@data
 class Costs:
     """batch: B; tokens: T; source_tokens: S; the dtype is that of weights, activations and cache."""
 
@@ -236,7 +236,7 @@ def _mask(spec: Spec, tokens: int) -> str:
     return f"{ways}, windows" if windowed else ways
 
 
-@dataclass(frozen=True)
+@entry
 class _Run:
     """What depends on B and on the type."""
 

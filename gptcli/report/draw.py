@@ -7,10 +7,12 @@ one hands on what it reads. What leaves a box is its `gives`. The edges say the 
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Literal
 
 from gptcli import count
+from gptcli.checkpoint.patterns import runs
+from gptcli.data import data, mutable
 from gptcli.layout import AXES, Param, Place
 from gptcli.report import ModelFacts, Report
 from gptcli.report import traits as words
@@ -26,7 +28,7 @@ Kind = Literal[
 ]  # fmt: skip
 
 
-@dataclass(frozen=True, kw_only=True)
+@data
 class Flow:
     """What an arrow carries: the activation of that path (empty where it has no name of its own).
 
@@ -37,15 +39,25 @@ class Flow:
     axes: list[str]
     shape: list[int | str]
 
+    def said(self, brief: bool = False) -> str:
+        """`[B,T,C] = [B,T,768]`, or the sizes alone: in brief, and where all are letters."""
+        letters, sizes = _bracket(self.axes), _bracket(self.shape)
+        return sizes if brief or letters == sizes else f"{letters} = {sizes}"
 
-@dataclass(frozen=True, kw_only=True)
+
+@data
 class Weight:
     name: str
     axes: list[str]
     shape: list[int]
 
+    @property
+    def said(self) -> str:
+        """`W[768,768]`, `b[768]`."""
+        return f"{'b' if self.name.endswith('bias') else 'W'}{_bracket(self.shape)}"
 
-@dataclass(frozen=True, kw_only=True)
+
+@data
 class Box:
     """One stage. parameters: distinct numbers of its own and of all inside; `times` such boxes stand in a row or, of
     experts, side by side. layers: from 0, of a layer the ones that it stands for. weights: of experts, the first's.
@@ -65,7 +77,7 @@ class Box:
     branches: list[list["Box"]] = field(default_factory=list)
 
 
-@dataclass(frozen=True, kw_only=True)
+@data
 class Edge:
     """An arrow between two boxes that hold no other.
 
@@ -79,7 +91,7 @@ class Edge:
     carries: Flow | None
 
 
-@dataclass(frozen=True, kw_only=True)
+@data
 class Figure:
     """One model's drawing. letters: what sizes they stand for; stacks: an encoder's before its decoder's; differing:
     boxes that the other model of a comparison has not, or not so, sizes aside.
@@ -91,8 +103,14 @@ class Figure:
     edges: list[Edge]
     differing: list[str] = field(default_factory=list)
 
+    @property
+    def legend(self) -> list[str]:
+        """What each letter stands for."""
+        source = ["S source tokens"] if len(self.stacks) > 1 else []
+        return ["B texts", "T tokens", *source, *(f"{letter} {size:,}" for letter, size in self.letters.items())]
 
-@dataclass(frozen=True, kw_only=True)
+
+@data
 class Row:
     """One choice of each model, in words; null where a model has no such thing."""
 
@@ -101,7 +119,7 @@ class Row:
     same: bool
 
 
-@dataclass(kw_only=True)
+@mutable
 class DrawReport(Report):
     """figures: one a model; rows: of two, their choices side by side."""
 
@@ -118,6 +136,10 @@ def draw_report(models: list[Model], full: bool = False) -> DrawReport:
     one, other = figures
     marked = [replace(one, differing=_differing(one, other)), replace(other, differing=_differing(other, one))]
     return DrawReport(figures=marked, rows=list(_rows(models)))
+
+
+def _bracket(items: Iterable[int | str]) -> str:
+    return f"[{','.join(map(str, items))}]"
 
 
 def boxes(several: Iterable[Box]) -> Iterator[Box]:
@@ -140,28 +162,15 @@ def _figure(model: Model, full: bool) -> Figure:
 
 def kinds_of_layers(spec: Spec) -> dict[Spec, list[int]]:
     """Layers (from 0) that are alike, by what they are; kinds in the order of their first layers."""
-    variant_of: dict[int, int] = {}
-    for number, variant in enumerate(spec.variants):
-        for layer in variant.layers:
-            variant_of.setdefault(layer, number)
-    alike: dict[int | None, list[int]] = {}
-    for layer in range(spec.n_layers):
-        alike.setdefault(variant_of.get(layer), []).append(layer)
     kinds: dict[Spec, list[int]] = {}
-    for layers in alike.values():
-        kinds.setdefault(replace(spec.at(layers[0]), variants=()), []).extend(layers)
+    for here, layers in count.kinds(spec):
+        kinds.setdefault(replace(here, variants=()), []).extend(layers)
     return {kind: sorted(layers) for kind, layers in sorted(kinds.items(), key=lambda one: min(one[1]))}
 
 
 def numbered(layers: list[int]) -> str:
     """Layers (from 0) as a person counts them: `2, 4, 6 … 26`, `1–5, 7–11`."""
-    runs: list[list[int]] = []
-    for layer in layers:
-        if runs and layer == runs[-1][1] + 1:
-            runs[-1][1] = layer
-        else:
-            runs.append([layer, layer])
-    said = [f"{a + 1}" if a == b else f"{a + 1}–{b + 1}" for a, b in runs]
+    said = [f"{a + 1}" if a == b else f"{a + 1}–{b + 1}" for a, b in runs(layers)]
     return ", ".join(said) if len(said) <= 4 else f"{', '.join(said[:3])} … {said[-1]}"
 
 

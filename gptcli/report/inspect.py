@@ -2,11 +2,12 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from gptcli.checkpoint.scan import Statistics, Step
+from gptcli.data import data, entry, mutable
 from gptcli.errors import GptcliError
 from gptcli.report import Finding, Report
 from gptcli.report.inspect_config import ConfigValue
@@ -40,7 +41,7 @@ CODES: dict[Verdict, tuple[str, ...]] = {
 }
 
 
-@dataclass(frozen=True)
+@entry
 class FileRow:
     """A file of weights, its bytes and how many of the model's tensors are in it."""
 
@@ -50,7 +51,7 @@ class FileRow:
     tensors: int
 
 
-@dataclass(frozen=True)
+@entry
 class DtypeRow:
     """What is stored in one type. numbers: elements as they are stored."""
 
@@ -60,7 +61,7 @@ class DtypeRow:
     bytes: int
 
 
-@dataclass(frozen=True)
+@entry
 class Counts:
     """total: distinct parameters in the files, what is packed counted as it was before; described: as many as the
     config says, None where it says nothing; stored: elements of all tensors; buffers: elements that are no parameters.
@@ -72,7 +73,7 @@ class Counts:
     buffers: int
 
 
-@dataclass(frozen=True)
+@entry
 class Tie:
     """config: whether it ties the head to the embedding, None where no config says; head: the stored tensor, if any.
 
@@ -85,7 +86,7 @@ class Tie:
     compared: int = 0
 
 
-@dataclass(frozen=True)
+@entry
 class Vocabulary:
     """rows of the embedding in the file, the config's vocab_size, and the ids that the tokenizer in `file` knows."""
 
@@ -95,7 +96,7 @@ class Vocabulary:
     file: str
 
 
-@dataclass(frozen=True)
+@entry
 class SectionRow:
     """A key of a training checkpoint."""
 
@@ -104,7 +105,7 @@ class SectionRow:
     bytes: int
 
 
-@dataclass(frozen=True)
+@entry
 class Quantised:
     """method: the config's word, empty where it has none; schemes: in words, with how many weights each packs.
 
@@ -121,7 +122,7 @@ class Quantised:
     sidecars: dict[str, int]
 
 
-@dataclass(frozen=True, kw_only=True)
+@data
 class StatisticsRow(Statistics):
     """A tensor's statistics, by the file's own name and the project's; of a packed one, those of what it stands for."""
 
@@ -129,7 +130,7 @@ class StatisticsRow(Statistics):
     name: str
 
 
-@dataclass(frozen=True)
+@entry
 class Digests:
     """Hexadecimal digits, of the model and of each tensor by the file's own name (see checkpoint/scan.py).
 
@@ -141,7 +142,7 @@ class Digests:
     tensors: dict[str, str]
 
 
-@dataclass(kw_only=True)
+@mutable
 class Inspected:
     """One checkpoint.
 
@@ -191,7 +192,7 @@ class Inspected:
     digests: Digests | None = None
 
 
-@dataclass(frozen=True)
+@entry
 class Unopened:
     """A path that could not be opened, and why."""
 
@@ -201,7 +202,7 @@ class Unopened:
     hint: str
 
 
-@dataclass(kw_only=True)
+@mutable
 class InspectReport(Report):
     """checkpoints: in the order given. each: whether tensors are one a row; where: with file and bytes; fits: the
     pattern that chose them.

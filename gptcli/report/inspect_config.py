@@ -1,12 +1,13 @@
 """What describes a checkpoint: its config, value by value, or what its own tensors tell. For `inspect`."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any, Literal
 
 from gptcli.checkpoint.files import read_json
 from gptcli.checkpoint.gather import Fault, Gathered, meta_of, settings_in
+from gptcli.data import data, mutable
 from gptcli.errors import GptcliError
 from gptcli.families import Family, family_of
 from gptcli.families.record import Origin, explain
@@ -22,7 +23,7 @@ NOT_RUN = ("name", "tokenizer")  # of a Spec: what no forward pass reads
 IN_ALL, BY_DEFAULT = Origin("family"), Origin("default")
 
 
-@dataclass(frozen=True, kw_only=True)
+@data
 class ConfigValue:
     """A value that the forward pass uses, by its path in a Spec, and where it comes from.
 
@@ -36,7 +37,7 @@ class ConfigValue:
     keys: list[str]
 
 
-@dataclass(kw_only=True)
+@mutable
 class Described:
     """source: the file that says it, empty where there is none. family: its name, and the record of it.
 

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +16,7 @@ from gptcli.checkpoint.safetensors import FLOATS, TensorInfo
 from gptcli.checkpoint.scan import Lay
 from gptcli.errors import GptcliError
 from gptcli.layout import Param, layout
-from gptcli.report import Finding
+from gptcli.report import Finding, amount
 from gptcli.report.inspect import (
     CODES,
     Counts,
@@ -33,7 +32,7 @@ from gptcli.report.inspect import (
     Wanted,
 )
 from gptcli.report.inspect_config import Described, describe, shapes_tell
-from gptcli.report.inspect_tensors import Owned, fits, named, tensor_rows
+from gptcli.report.inspect_tensors import NO_OWNER, Owned, fits, named, tensor_rows
 from gptcli.report.summary import summary
 from gptcli.spec import to_dict
 
@@ -90,6 +89,10 @@ class Inspection:
     def fault(self, code: str, said: str, place: str = "") -> None:
         self.out.findings.append(Finding(code, said, place))
 
+    def note(self, said: str) -> None:
+        """Says it once."""
+        self.out.notes += [said] if said not in self.out.notes else []
+
     # The files
 
     def files(self) -> None:
@@ -115,7 +118,7 @@ class Inspection:
         out.settings = {key: value for key, value in pickled.settings.items() if isinstance(value, plain)}
         out.shared, out.opaque = pickled.shared, pickled.opaque
         if pickled.unread:
-            held = _count(sum(pickled.unread.values()), "byte")
+            held = amount(sum(pickled.unread.values()), "byte")
             out.notes.append(f"{held} in {pickled.file.name} that nothing in it refers to")
         if len(out.sections) > 1:
             out.kind = "training"
@@ -338,69 +341,65 @@ class Inspection:
 
     def whole(self) -> dict[str, TensorInfo]:
         """The tensors that are all there, as they follow one another in the files."""
-        lost, kept = set(self.found.lost), []
-        for name, info in self.infos.items():
-            lay, size = self.found.lays.get(info.key or name), info.end - info.start
+        found, kept = self.found, {}
+        for name, info in sorted(self.infos.items(), key=lambda item: (str(item[1].file), item[1].start)):
+            lay, size = found.lays.get(info.key), info.end - info.start
             if lay and prod(info.shape) * lay.bits // 8 > max(size, MOST_REPEATED):
-                said = f"not read: {info.key or name}, a view that repeats {size:,} bytes"
-                self.out.notes += [said] if said not in self.out.notes else []
-            elif name not in lost and (info.key or name) not in lost:
-                kept.append((name, info))
-        return dict(sorted(kept, key=lambda item: (str(item[1].file), item[1].start)))
+                self.note(f"not read: {info.key}, a view that repeats {size:,} bytes")
+            elif name not in found.lost and info.key not in found.lost:
+                kept[name] = info
+        return kept
 
     def lays(self, infos: Mapping[str, TensorInfo]) -> dict[str, Lay]:
         found = self.found.lays
-        return {name: found[info.key or name] for name, info in infos.items() if (info.key or name) in found}
+        return {name: found[info.key] for name, info in infos.items() if info.key in found}
 
     def statistics(self) -> None:
         from gptcli.model.statistics import statistics_of
 
-        infos, packed = self.whole(), {}
+        infos, packed, parts = self.whole(), {}, set()
         for weight in self.packing.weights.values() if self.packing else ():
-            stored = self.stored_names(weight.parts.values())
-            numbers = self.stored_names([weight.parts["numbers"]])[0]
-            if weight.runs and all(name in infos for name in stored):
-                packed[numbers] = weight
-                infos = {name: info for name, info in infos.items() if name == numbers or name not in stored}
+            stored = dict(zip(weight.parts, self.stored_names(weight.parts.values())))
+            if weight.runs and all(name in infos for name in stored.values()):
+                packed[stored.pop("numbers")] = weight
+                parts.update(stored.values())
             else:
-                infos = {name: info for name, info in infos.items() if name not in stored or info.dtype in FLOATS}
-                said = f"no statistics of packed numbers: {weight.said} is not dequantised"
-                self.out.notes += [said] if said not in self.out.notes else []
-        names = {name: self.owned[name].names if name in self.owned else () for name in infos}
-        infos = {name: info for name, info in infos.items() if self.fits(name, info)}
+                parts.update(name for name in stored.values() if name in infos and infos[name].dtype not in FLOATS)
+                self.note(f"no statistics of packed numbers: {weight.said} is not dequantised")
+        infos = {name: info for name, info in infos.items() if name not in parts and self.fits(name, info)}
         self.out.statistics = []
         with self.wanted.progress("statistics", sum(info.end - info.start for info in infos.values())) as step:
             for name, one in statistics_of(infos, self.lays(infos), packed, self.wanted.spectral, step):
-                stored = packed[name].name if name in packed else infos[name].key or name
-                row = StatisticsRow(
-                    stored=stored, name=named(names[name]), **{f.name: getattr(one, f.name) for f in fields(one)}
-                )
+                stored = packed[name].name if name in packed else infos[name].key
+                row = StatisticsRow(stored=stored, name=named(self.owner(name).names), **vars(one))
                 self.out.statistics.append(row)
-                for code, count, first in (("nan", one.nan, one.first_nan), ("inf", one.inf, one.first_inf)):
+                for code, word, count, first in (
+                    ("nan", "NaN", one.nan, one.first_nan),
+                    ("inf", "infinite", one.inf, one.first_inf),
+                ):
                     if count:
-                        word = {"nan": "NaN", "inf": "infinite"}[code]
                         self.fault(code, f"tensor {stored} holds {count:,} {word}, the first at {first}", stored)
 
     def stored_names(self, parts: Iterable[TensorInfo]) -> list[str]:
         """The names under which parts of packed weights stand among the tensors."""
-        clean = {info.key or name: name for name, info in self.infos.items()} if self.found.wrappers else {}
-        return [clean.get(part.key, part.key) for part in parts]
+        return [bare(part.key) if self.found.wrappers else part.key for part in parts]
 
     def digests(self) -> None:
         from gptcli.checkpoint.scan import digest
 
-        infos = self.whole()
+        infos, found = self.whole(), self.found
         with self.wanted.progress("digests", sum(info.end - info.start for info in infos.values())) as step:
-            found = digest(infos, self.lays(infos), step)
-        incomplete = self.found.lost or self.found.absent or any(f.code in CODES["corrupt"] for f in self.found.faults)
-        infos = {name: info for name, info in infos.items() if self.fits(name, info)}
-        tensors = {info.key or name: found.tensors[name] for name, info in infos.items()}
-        self.out.digests = Digests("sha256", None if incomplete else found.model, tensors)
+            digests = digest(infos, self.lays(infos), step)
+        incomplete = found.lost or found.absent or any(f.code in CODES["corrupt"] for f in found.faults)
+        tensors = {info.key: digests.tensors[name] for name, info in infos.items() if self.fits(name, info)}
+        self.out.digests = Digests("sha256", None if incomplete else digests.model, tensors)
+
+    def owner(self, name: str) -> Owned:
+        return self.owned.get(name, NO_OWNER)
 
     def fits(self, name: str, info: TensorInfo) -> bool:
         """Whether a tensor is one of those that were asked for."""
-        ours = self.owned[name].names if name in self.owned else ()
-        return self.wanted.fits is None or fits(self.wanted.fits, (info.key or name, name, *ours))
+        return self.wanted.fits is None or fits(self.wanted.fits, info, self.owner(name))
 
     # Counts, and the verdict
 
@@ -456,12 +455,8 @@ class Inspection:
         if out.parameters is None:
             out.said = f"{what} · no tensors"
             return
-        tensors = f"{out.parameters.total:,} parameters in {_count(sum(file.tensors for file in out.files), 'tensor')}"
-        out.said = f"{what} · {tensors} · {_count(total, 'byte')} in {_count(files, 'file')}{alone}"
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number:,} {what}{'s' * (number != 1)}"
+        tensors = f"{out.parameters.total:,} parameters in {amount(sum(file.tensors for file in out.files), 'tensor')}"
+        out.said = f"{what} · {tensors} · {amount(total, 'byte')} in {amount(files, 'file')}{alone}"
 
 
 def _several(pattern: str, names: Sequence[str]) -> str:

@@ -1,18 +1,19 @@
 """A checkpoint's tensors as rows: one a pattern of names, or one a tensor. For `inspect`."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from math import prod
 from typing import Literal, NamedTuple
 
+from gptcli.checkpoint.files import bare
 from gptcli.checkpoint.patterns import boxes, braced, fold, split
 from gptcli.checkpoint.safetensors import TensorInfo
+from gptcli.data import data
 
 Kind = Literal["weight", "packed", "scale", "buffer", "unused", "left over", "adapter", "tensor"]
 
 
-@dataclass(frozen=True, kw_only=True)
+@data
 class TensorRow:
     """Alike tensors. stored: the file's own name, or a pattern of as many; name: the project's for what lies in them.
 
@@ -44,6 +45,9 @@ class Owned(NamedTuple):
     logical: tuple[int, ...] = ()
 
 
+NO_OWNER = Owned((), "tensor")
+
+
 def tensor_rows(
     infos: Mapping[str, TensorInfo], owned: Mapping[str, Owned], each: bool, wanted: str | None
 ) -> list[TensorRow]:
@@ -52,38 +56,34 @@ def tensor_rows(
     infos: by names without wrappers, and so is owned; each: a row a tensor; wanted: only those of which either name
     fits this pattern of a shell's.
     """
-    nothing = Owned((), "tensor")
-    parts = [(name, info, owned.get(name, nothing)) for name, info in _in_order(infos, owned)]
+    parts = [(infos[name], own) for name, own in owned.items() if name in infos]
+    parts += [(info, NO_OWNER) for name, info in infos.items() if name not in owned]
     if wanted is not None:
-        parts = [(name, info, own) for name, info, own in parts if fits(wanted, (info.key or name, name, *own.names))]
+        parts = [(info, own) for info, own in parts if fits(wanted, info, own)]
     if each:
-        return [_row(info.key or name, [info], own.names, own) for name, info, own in parts]
-    groups: dict[tuple, dict[tuple[int, ...], tuple[str, TensorInfo, Owned]]] = {}
-    for name, info, own in parts:
-        template, numbers = split(info.key or name)
+        return [_row(info.key, [info], own.names, own) for info, own in parts]
+    groups: dict[tuple, dict[tuple[int, ...], tuple[TensorInfo, Owned]]] = {}
+    for info, own in parts:
+        template, numbers = split(info.key)
         key = (template, len(numbers), len(own.names), own.kind, info.dtype, info.shape, own.logical)
-        groups.setdefault(key, {})[numbers] = (info.key or name, info, own)
+        groups.setdefault(key, {})[numbers] = (info, own)
     return [row for key, group in groups.items() for row in _folded(key[0], group)]
 
 
-def _in_order(infos: Mapping[str, TensorInfo], owned: Mapping[str, Owned]) -> Iterator[tuple[str, TensorInfo]]:
-    yield from ((name, infos[name]) for name in owned if name in infos)
-    yield from ((name, info) for name, info in infos.items() if name not in owned)
+def fits(wanted: str, info: TensorInfo, own: Owned) -> bool:
+    """Whether one of a tensor's names, with its wrappers or without, fits a shell's pattern."""
+    return any(fnmatchcase(name, wanted) for name in (info.key, bare(info.key), *own.names))
 
 
-def fits(wanted: str, names: Iterable[str]) -> bool:
-    """Whether one of the names fits a shell's pattern."""
-    return any(fnmatchcase(name, wanted) for name in names)
-
-
-def _folded(template: str, group: dict[tuple[int, ...], tuple[str, TensorInfo, Owned]]) -> Iterator[TensorRow]:
+def _folded(template: str, group: dict[tuple[int, ...], tuple[TensorInfo, Owned]]) -> Iterator[TensorRow]:
     """Alike tensors as few rows, by the numbers in their names."""
     for texts, tuples in boxes(group):
-        first, _, own = group[tuples[0]]
-        stored = template.format(*texts) if len(tuples) > 1 else first
-        names = _parallel(texts, {numbers: group[numbers][2].names for numbers in tuples})
-        names = names or [name for numbers in tuples for name in group[numbers][2].names]
-        yield _row(stored, [group[numbers][1] for numbers in tuples], names, own)
+        parts = [group[numbers] for numbers in tuples]
+        info, own = parts[0]
+        stored = template.format(*texts) if len(tuples) > 1 else info.key
+        names = _parallel(texts, {numbers: own.names for numbers, (_, own) in zip(tuples, parts)})
+        names = names or [name for _, own in parts for name in own.names]
+        yield _row(stored, [info for info, _ in parts], names, own)
 
 
 def _parallel(texts: list[str], ours: dict[tuple[int, ...], tuple[str, ...]]) -> list[str]:
@@ -92,11 +92,10 @@ def _parallel(texts: list[str], ours: dict[tuple[int, ...], tuple[str, ...]]) ->
     if len(first) > 3 or not texts:
         return []
     templates = [split(name)[0] for name in first]
-    for numbers, names in ours.items():
-        for template, name in zip(templates, names):
-            if template.count("{}") != len(numbers) or template.format(*numbers) != name:
-                return []
-    return [template.format(*texts) for template in templates]
+    if any(template.count("{}") != len(texts) for template in templates):
+        return []
+    alike = all([*names] == [template.format(*numbers) for template in templates] for numbers, names in ours.items())
+    return [template.format(*texts) for template in templates] if alike else []
 
 
 def named(names: Iterable[str]) -> str:
@@ -106,8 +105,7 @@ def named(names: Iterable[str]) -> str:
 
 
 def _row(stored: str, infos: list[TensorInfo], names: Iterable[str], own: Owned) -> TensorRow:
-    first, files = infos[0], {info.file for info in infos}
-    alone = len(infos) == 1
+    first, alone = infos[0], len(infos) == 1
     return TensorRow(
         stored=stored,
         name=named(names),
@@ -118,7 +116,7 @@ def _row(stored: str, infos: list[TensorInfo], names: Iterable[str], own: Owned)
         logical=list(own.logical) if own.logical else None,
         numbers=prod(first.shape) * len(infos),
         bytes=sum(info.end - info.start for info in infos),
-        file=files.pop().name if len(files) == 1 else "",
+        file=first.file.name if all(info.file is first.file for info in infos) else "",
         start=first.start if alone else None,
         end=first.end if alone else None,
     )

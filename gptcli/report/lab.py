@@ -3,9 +3,9 @@
 Letters as everywhere: T queries, S keys, C hidden size, H heads, G key/value heads, D head size.
 """
 
-from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from gptcli.data import data, entry, mutable
 from gptcli.report import ModelFacts, Report
 from gptcli.tokens import Token
 
@@ -25,7 +25,7 @@ EXPERIMENTS = {
 }
 
 
-@dataclass(frozen=True)
+@entry
 class Experiment:
     """name: the command; about: what it shows."""
 
@@ -33,7 +33,7 @@ class Experiment:
     about: str
 
 
-@dataclass(kw_only=True)
+@mutable
 class ExperimentsReport(Report):
     schema = "gptcli.lab/1"
     experiments: list[Experiment]
@@ -44,14 +44,14 @@ def experiments_report() -> ExperimentsReport:
     return ExperimentsReport(experiments=[Experiment(*one) for one in EXPERIMENTS.items()])
 
 
-@dataclass(kw_only=True)
+@mutable
 class LabReport(Report):
     """The base of every experiment's report. see: the one line of what to see, true of the numbers of this run."""
 
     see: str
 
 
-@dataclass(frozen=True, kw_only=True)
+@data
 class Matrix:
     """values: its rows, −∞ where a mask hides; None where they are too many to show.
 
@@ -67,7 +67,7 @@ class Matrix:
     labels: list[str]
 
 
-@dataclass(frozen=True, kw_only=True)
+@data
 class Step:
     """One of the six steps, counted from 1."""
 
@@ -76,7 +76,7 @@ class Step:
     matrices: list[Matrix]
 
 
-@dataclass(kw_only=True)
+@mutable
 class AttentionReport(LabReport):
     """One head of one layer. given: what it reads, and the weights that project it, [in, out] as the documents do.
 
@@ -101,7 +101,7 @@ class AttentionReport(LabReport):
     gap: float
 
 
-@dataclass(kw_only=True)
+@mutable
 class OrderReport(LabReport):
     """Attention's output [T, C] for the words, for the words permuted, and the latter with the permutation undone.
 
@@ -123,7 +123,7 @@ class OrderReport(LabReport):
     worst: int
 
 
-@dataclass(frozen=True, kw_only=True)
+@data
 class Placed:
     """A text with its places told: learned, the inputs [T, 2] (None: the table has not as many rows); rotated, the
     scores [T, T] of every query for every key.
@@ -135,7 +135,7 @@ class Placed:
     rotated: Rows
 
 
-@dataclass(frozen=True, kw_only=True)
+@data
 class Look:
     """The rotated score of one word for another that stands `distance` places to its right (negative: to its left)."""
 
@@ -145,7 +145,7 @@ class Look:
     score: float
 
 
-@dataclass(kw_only=True)
+@mutable
 class PositionsReport(LabReport):
     """Learned positions and rotation on words of two numbers.
 
@@ -166,7 +166,7 @@ class PositionsReport(LabReport):
     moved: float
 
 
-@dataclass(frozen=True, kw_only=True)
+@data
 class Spread:
     """Standard deviations of q·k for vectors of that many numbers, beside the root, and of q·k divided by it."""
 
@@ -176,7 +176,7 @@ class Spread:
     divided: float
 
 
-@dataclass(frozen=True, kw_only=True)
+@data
 class Sharpness:
     """A softmax: scores as it reads them, its weights, and how each weight answers its own score (∂pᵢ/∂sᵢ)."""
 
@@ -186,7 +186,7 @@ class Sharpness:
     gradients: list[float]
 
 
-@dataclass(kw_only=True)
+@mutable
 class ScalingReport(LabReport):
     """samples: pairs of vectors of N(0, 1) that each spread is measured on."""
 
@@ -199,7 +199,7 @@ class ScalingReport(LabReport):
     divided: Sharpness
 
 
-@dataclass(frozen=True, kw_only=True)
+@data
 class NormSteps:
     """A norm taken apart. deviations: x less its mean (of an RMSNorm: x itself); mean_square: of the deviations;
     divisor: √(mean_square + eps); gap: the largest |result − the engine's|.
@@ -216,7 +216,7 @@ class NormSteps:
     gap: float
 
 
-@dataclass(kw_only=True)
+@mutable
 class NormsReport(LabReport):
     schema = "gptcli.lab.norms/1"
     values: list[float]
@@ -227,7 +227,7 @@ class NormsReport(LabReport):
     rmsnorm: NormSteps
 
 
-@dataclass(frozen=True, kw_only=True)
+@data
 class LayerSize:
     """Root mean squares in one layer: of the stream that leaves it, and of what each sublayer adds.
 
@@ -242,7 +242,7 @@ class LayerSize:
     mlp_share: float
 
 
-@dataclass(frozen=True, kw_only=True)
+@data
 class Stream:
     """start: the root mean square of what enters the first layer."""
 
@@ -251,7 +251,7 @@ class Stream:
     layers: list[LayerSize]
 
 
-@dataclass(kw_only=True)
+@mutable
 class ResidualReport(LabReport):
     """drawn: how the weights were drawn, the same for every placement."""
 
@@ -268,7 +268,7 @@ class ResidualReport(LabReport):
     streams: list[Stream]
 
 
-@dataclass(frozen=True, kw_only=True)
+@data
 class Cost:
     """What one attention costs in one layer. multiplications: of the scores, and as many of the weighted values.
 
@@ -288,7 +288,7 @@ class Cost:
     cache_bytes: int
 
 
-@dataclass(frozen=True, kw_only=True)
+@data
 class HeadsOfLayers:
     """Layers (from 0) whose attention is alike: what its heads cost, and one head of the same width.
 
@@ -307,7 +307,7 @@ class HeadsOfLayers:
     single: Cost
 
 
-@dataclass(kw_only=True)
+@mutable
 class HeadsReport(LabReport):
     """What all layers cost, and each kind of them. source_tokens: S, where an encoder reads a source."""
 
@@ -323,7 +323,7 @@ class HeadsReport(LabReport):
     cache_bytes: int
 
 
-@dataclass(frozen=True, kw_only=True)
+@data
 class Mask:
     """Who sees whom: seen[query][key]. kind as in HeadsOfLayers; layer_indices: the layers (from 0) where it holds."""
 
@@ -337,7 +337,7 @@ class Mask:
     pairs: int
 
 
-@dataclass(frozen=True, kw_only=True)
+@data
 class Route:
     """A config, the route that its structure takes, its masks, and what follows from both."""
 
@@ -354,7 +354,7 @@ class Route:
     use: str
 
 
-@dataclass(kw_only=True)
+@mutable
 class RoutesReport(LabReport):
     schema = "gptcli.lab.routes/1"
     text: list[str]

@@ -1,10 +1,10 @@
 """`tokens`, `config` and `list`: small reports that run no model."""
 
-from dataclasses import dataclass
 from typing import Any
 
 from gptcli import count, shipped
 from gptcli.config import read_config
+from gptcli.data import entry, mutable
 from gptcli.errors import GptcliError
 from gptcli.report import Report
 from gptcli.run import Run
@@ -13,7 +13,7 @@ from gptcli.spec import to_dict
 from gptcli.tokens import Token
 
 
-@dataclass(kw_only=True)
+@mutable
 class TokensReport(Report):
     """tokens: each text's; source: what an encoder would read; text: what the tokens decode to, if that was asked for
     (UTF-8, bytes that are no text escaped).
@@ -27,7 +27,7 @@ class TokensReport(Report):
     text: list[str] | None
 
 
-@dataclass(kw_only=True)
+@mutable
 class ConfigReport(Report):
     """yaml: the config as text to edit; spec: every value of it, defaults stated."""
 
@@ -38,7 +38,7 @@ class ConfigReport(Report):
     spec: dict[str, Any]
 
 
-@dataclass(frozen=True)
+@entry
 class Shipped:
     name: str
     kind: str
@@ -47,7 +47,7 @@ class Shipped:
     path: str
 
 
-@dataclass(frozen=True)
+@entry
 class Cached:
     """A name on the Hub of which the cache holds a revision, and the bytes that it takes."""
 
@@ -56,7 +56,7 @@ class Cached:
     bytes: int
 
 
-@dataclass(kw_only=True)
+@mutable
 class ListReport(Report):
     """What ships, and what the Hub's cache holds."""
 

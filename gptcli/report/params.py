@@ -1,12 +1,13 @@
 """`params`: what an architecture's weights count and weigh. Loads no torch."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import groupby
 from math import prod
 from typing import TYPE_CHECKING, Literal
 
 from gptcli import count
+from gptcli.data import data, entry, mutable
 from gptcli.layout import AXES, Param, Place
 from gptcli.report import ModelFacts, Report
 from gptcli.report.cards import Card, Count, explained, in_name, rounded
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 By = Literal["component", "layer", "tensor"]
 
 
-@dataclass(frozen=True, kw_only=True)
+@data
 class Row:
     """One line: `times` alike things of `each` parameters. share is of the total; indent: part of the row above.
 
@@ -41,7 +42,7 @@ class Row:
     stored: list[str]
 
 
-@dataclass(frozen=True)
+@entry
 class StoredAs:
     """What a .gguf file holds in one type: how many tensors and numbers, bits a number, and bytes."""
 
@@ -52,7 +53,7 @@ class StoredAs:
     bytes: int
 
 
-@dataclass(frozen=True)
+@entry
 class Totals:
     """total = unique: distinct numbers, of packed weights as they are unpacked; the rest are other ways to count.
 
@@ -73,7 +74,7 @@ class Totals:
     nanogpt: int
 
 
-@dataclass(kw_only=True)
+@mutable
 class ParamsReport(Report):
     """counts: the ways to count that give different numbers, the total first; cards: numbers that the model's name or
     its card states, and which count gives them; file_bytes: of a checkpoint's tensors as they lie, where that is not
@@ -231,7 +232,7 @@ def _by_type(model: Model, kinds: dict[str, StoredAs]) -> list[StoredAs]:
     return [*sorted(found, key=lambda one: -one.bytes), summed("all", list(kinds))] if found else []
 
 
-@dataclass(frozen=True)
+@entry
 class _Counter:
     """item_bytes: of one number; or, of a packed file, sizes: the bytes of each weight. types: as it stores them."""
 

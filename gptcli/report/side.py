@@ -1,11 +1,11 @@
 """`params A B …`: several models side by side, a column each, with what differs from the first marked."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import groupby
 from typing import NamedTuple
 
 from gptcli import count
+from gptcli.data import entry, mutable
 from gptcli.layout import Place
 from gptcli.report import Report
 from gptcli.report.costs import Costs
@@ -15,7 +15,7 @@ from gptcli.source import Model
 Cell = int | str | None  # None: this model has no such thing
 
 
-@dataclass(frozen=True)
+@entry
 class SideRow:
     """One thing in every model. differs: for each, whether it is not as in the first."""
 
@@ -25,7 +25,7 @@ class SideRow:
     differs: list[bool]
 
 
-@dataclass(frozen=True)
+@entry
 class SideTable:
     """Rows of one kind: parameters, shapes, FLOPs, bytes. about: what a cell counts."""
 
@@ -34,7 +34,7 @@ class SideTable:
     rows: list[SideRow]
 
 
-@dataclass(kw_only=True)
+@mutable
 class SideReport(Report):
     """models: the report of each alone; columns: what each is called here; tables: what they have, row by row."""
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from math import sqrt
 from typing import Any
 
+from gptcli.report import amount
 from gptcli.spec import (
     Attention,
     Dense,
@@ -41,11 +42,6 @@ RESIDUALS = {
     "parallel": "attention beside MLP, a norm each",
     "parallel_shared": "attention beside MLP, one norm",
 }
-
-
-def amount(number: int, one: str, more: str = "") -> str:
-    """`1 head`, `1,024 heads`."""
-    return f"{number:,} {one if number == 1 else more or one + 's'}"
 
 
 def figure(x: float) -> str:

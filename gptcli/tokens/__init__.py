@@ -1,8 +1,9 @@
 """Text to ids and back. A tokenizer encodes a text, gives the bytes of an id, and finds the id that a word means."""
 
-from dataclasses import dataclass
-from typing import NamedTuple
+from importlib import import_module
+from typing import Any, NamedTuple
 
+from gptcli.data import entry
 from gptcli.errors import GptcliError, nearest
 
 
@@ -146,7 +147,7 @@ def _visible_letter(letter: str) -> str:
     return f"\\x{code:02x}" if code < 0x80 else f"\\u{{{code:x}}}"
 
 
-@dataclass(frozen=True)
+@entry
 class Token:
     """One token as it is shown: its id, its text made visible, and its bytes (None where no tokenizer knows the id).
 
@@ -164,10 +165,9 @@ class Token:
         return cls(id_, visible(piece), None if piece is None else list(piece), added)
 
 
-# The readers stand in rooms of their own, and are loaded with this one: each imports its library when it is used.
-from gptcli.tokens.files import BytePairs, from_files, from_name  # noqa: E402
-from gptcli.tokens.gguf import from_gguf  # noqa: E402
-
-__all__ = [
-    "BytePairs", "Encoded", "Rule", "Token", "Tokenizer", "Words", "from_files", "from_gguf", "from_name", "visible",
-]  # fmt: skip
+def __getattr__(name: str) -> Any:
+    """The readers stand in rooms of their own, which are loaded when one is asked for."""
+    room = {"BytePairs": "files", "from_files": "files", "from_name": "files", "from_gguf": "gguf"}.get(name)
+    if room is None:
+        raise AttributeError(name)
+    return getattr(import_module(f"gptcli.tokens.{room}"), name)
