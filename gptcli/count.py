@@ -189,6 +189,27 @@ def flops_by_part(
     return found
 
 
+def flops_spared(spec: Spec, tokens: int, batch: int = 1, masked: bool = True, source: int = 0) -> int:
+    """FLOPs that flops_forward counts and a pass for the last position's logits leaves out of the last layer: what the
+    other positions' queries, outputs and MLP would take there.
+    """
+    last, here, others = spec.n_layers - 1, spec.at(spec.n_layers - 1), tokens - 1
+    read_by_all = ("attn.k.", "attn.v.", "cross.k.", "cross.v.")
+    places = ((param, Place.of(param.name)) for param in layout(spec) if param.role in ("matrix", "residual"))
+    numbers = sum(
+        prod(param.shape)
+        for param, place in places
+        if not place.stack
+        and place.layer == last
+        and not place.name.startswith(read_by_all)
+        and _taken(param.name, spec)
+    )
+    a, cross = here.attention, here.cross
+    pairs = visible_pairs(a, tokens) - kept(a, tokens) if masked else others * tokens
+    products = pairs * a.n_heads * a.head_dim + (others * source * cross.n_heads * cross.head_dim if cross else 0)
+    return 2 * batch * (others * numbers + 2 * products)
+
+
 @lru_cache(maxsize=4)  # a large mixture of experts declares some ten thousand weights
 def _matrices(spec: Spec) -> dict[tuple[str, str], int]:
     """Numbers of this stack's matrices that one position meets, by (part, which positions do).

@@ -19,7 +19,8 @@ from gptcli.spec import Experts, LayerNorm, NoMLP, NoNorm, Relative, Rope, Spec
 
 Rows = Literal["all", "last"]
 Alive = dict[str, int]  # bytes by name: an activation's as `trace` has it, or what a temporary is
-HEAD_BLOCK = 4096  # rows of the head that half types turn into float32 at once
+HEAD_BLOCK = 512  # rows of the head that half types turn into float32 at once: they stay in the processor's cache
+QUERY_BLOCK = 128  # queries that attention takes at once, where its kernel needs a mask
 
 
 class Moment(NamedTuple):
@@ -89,15 +90,21 @@ def moments(
     yield from (Moment(name, encoded | alive) for name, alive in _head(spec, request, rows))
 
 
+def _masked(spec: Spec, request: _Request) -> bool:
+    """Does the kernel need more than its causal flag?"""
+    a = spec.attention
+    narrow = a.window is not None and a.window < request.tokens
+    return narrow or a.sinks or a.softcap is not None or isinstance(spec.position, Relative)
+
+
 def _mask(spec: Spec, request: _Request) -> int:
-    """Bytes of what says who sees whom, where the kernel's own causal flag does not: a byte a pair; and a number for
-    each head and pair where distances add to the scores.
+    """Bytes of what stays and says who sees whom: a byte a pair, but for blocks of queries, whose masks pass; and a
+    number for each head and pair where distances add to the scores.
     """
     a, pairs = spec.attention, request.tokens**2
-    narrow = a.window is not None and a.window < request.tokens
-    if isinstance(spec.position, Relative):
-        return pairs + a.n_heads * pairs * request.item
-    return pairs if narrow or a.sinks or a.softcap is not None else 0
+    stays = _masked(spec, request) and (request.tokens <= QUERY_BLOCK or a.softcap is not None)
+    added = a.n_heads * pairs * request.item if isinstance(spec.position, Relative) else 0
+    return stays * pairs + added
 
 
 def _layer(spec: Spec, request: _Request) -> Iterator[Moment]:
@@ -143,24 +150,24 @@ def _attention(at: str, spec: Spec, request: _Request, keys: int, stream: Alive)
         every = 2 * request.batch * keys * a.n_heads * a.head_dim
         made = {f"{at}.k and v, a copy for each query head": every * item}
         made |= {f"{at}.q and k, float32": (queries + every // 2) * 4} if request.half else {}
-        made |= {f"{at}.scores and pattern, 4 matrices": 4 * request.batch * a.n_heads * pairs * request.wide}
+        made |= {f"{at}.scores and pattern, 3 matrices": 3 * request.batch * a.n_heads * pairs * request.wide}
         yield Moment("attention", stream | made)
-    elif at == "attn" and (added := _added(spec, request)):
+    elif at == "attn" and _masked(spec, request):
         beside = {f"{at}.k and v, beside a sink": 2 * read * item} if a.sinks else {}
-        yield Moment("attention", stream | z | beside | {"what is added to scores": added})
-    if at == "attn" and _mask(spec, request) and not isinstance(spec.position, Relative):
-        distances = (2 if a.window is not None else 1) * 8 * pairs
-        yield Moment("mask", stream | {"distances": distances, "a mask on its way": pairs})
+        yield Moment("attention", stream | z | beside | _of_block(spec, request))
     out = {f"{at}.z, heads merged": queries * item, f"{at}_out": request.numbers(spec.hidden_size) * item}
     yield Moment("attention's output", stream | z | out)
 
 
-def _added(spec: Spec, request: _Request) -> int:
-    """Bytes of what is added to the scores where the kernel is given more than its causal flag."""
-    a, size = spec.attention, request.tokens**2 * request.item
-    if isinstance(spec.position, Relative):
-        return 2 * a.n_heads * size
-    return (1 + a.n_heads) * size if a.sinks else size if _mask(spec, request) else 0
+def _of_block(spec: Spec, request: _Request) -> Alive:
+    """What a block of queries that needs a mask takes: what is added to its scores, and its weighted values."""
+    a, rows = spec.attention, min(request.tokens, QUERY_BLOCK)
+    sides = 1 if a.causal else 2
+    keys = request.tokens if a.window is None else min(request.tokens, rows + sides * (a.window - 1))
+    copies = 2 * a.n_heads if isinstance(spec.position, Relative) else 1 + a.n_heads if a.sinks else 1
+    made = {"what is added to scores": (copies * request.item + 1) * rows * keys}
+    values = request.batch * rows * a.n_heads * a.head_dim * request.item
+    return made if rows == request.tokens else made | {"weighted values of a block": values}
 
 
 def _mlp(spec: Spec, request: _Request, stream: Alive) -> Iterator[Moment]:
@@ -198,13 +205,9 @@ def _head(spec: Spec, request: _Request, rows: Rows) -> Iterator[Moment]:
         "final_norm" if spec.norm.final else "resid_post": size,
         "logits": request.numbers(spec.vocab_size) * request.wide,
     }
-    copies = (head.scale != 1.0) + 2 * (head.softcap is not None)
     if request.half:
         alive["final vectors, float32"] = request.numbers(row) * 4
-        yield Moment("logits", alive | {"a block of the head, float32": min(HEAD_BLOCK, spec.vocab_size) * row * 4})
-        copies = max(copies, 1)
-    yield Moment(
-        "logits",
-        alive
-        | ({f"logits, {copies} {'copy' if copies == 1 else 'copies'}": copies * alive["logits"]} if copies else {}),
-    )
+        block = min(HEAD_BLOCK, spec.vocab_size)
+        made = {"a block of the head, float32": block * row * 4, "a block's logits": request.numbers(block) * 4}
+        yield Moment("logits", alive | made)
+    yield Moment("logits", alive | ({"logits, a copy": alive["logits"]} if head.softcap is not None else {}))

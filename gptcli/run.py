@@ -2,7 +2,7 @@
 
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from gptcli import count
 from gptcli.errors import GptcliError
 from gptcli.report import ModelFacts
-from gptcli.source import Model
+from gptcli.shard import local
+from gptcli.source import Model, Streaming
+from gptcli.spec import Spec
 from gptcli.tokens import OWN_RULE, Encoded, Rule, Token
 from gptcli.trace import SILENT, Both, Silent, points
 
@@ -19,18 +21,21 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from gptcli.model.forward import Inputs
-    from gptcli.model.weights import Weights
+    from gptcli.model.parallel import Group
+    from gptcli.model.weights import Rows, Weights
     from gptcli.report.edits import Edits
     from gptcli.tokens import Tokenizer
+
+LOGITS_AT_ONCE = 1 << 24  # numbers: 64 MiB in float32
 
 
 @dataclass
 class Run:
-    """A model with the ids to feed it, one list a text. dtype and device as --dtype and --device name them.
+    """A model with the ids to feed it, one list a text. dtype, device and stream as the options name them.
 
-    added: which ids the tokenizer's rule put there; source: the texts that an encoder reads, with their own marks;
-    segments: which part of its text each id belongs to; edits: what is changed on the way; seconds: what the latest
-    forward pass took.
+    group: the ranks that run it together, each with its share of the weights; added: which ids the tokenizer's rule put
+    there; source: the texts that an encoder reads, with their own marks; segments: which part of its text each id
+    belongs to; edits: what is changed on the way; seconds: what the latest forward pass took, the least of `repeat`.
     """
 
     model: Model
@@ -38,6 +43,9 @@ class Run:
     dtype_name: str = "auto"
     device_name: str = "auto"
     threads: int | None = None
+    stream: Streaming = "auto"
+    repeat: int = 1
+    group: "Group | None" = None
     added: list[list[bool]] | None = None
     source: list[list[int]] | None = None
     source_added: list[list[bool]] | None = None
@@ -81,7 +89,16 @@ class Run:
 
     @cached_property
     def weights(self) -> "Weights":
-        return self.model.weights(self.dtype, self.device)
+        if self.group is None:
+            return self.model.weights(self.dtype, self.device, self.stream)
+        from gptcli.model.parallel import shared
+
+        return shared(self.model.weights(self.dtype, self.device, "on"), self.model.spec, self.group)
+
+    @property
+    def spec(self) -> Spec:
+        """The architecture as this process computes it."""
+        return self.model.spec if self.group is None else local(self.model.spec, self.group.ranks)
 
     def inputs(self, rows: Literal["last", "all"]) -> "Inputs":
         """The ids [B, T], padded on the left where texts differ in length, and the source's [B, S]."""
@@ -118,18 +135,41 @@ class Run:
         edits = self.edits if edited else None
         last = rows == "last" and edits is not None  # edits count positions from the first
         with torch.inference_mode():
-            inputs, spec = self.inputs("all" if last else rows), self.model.spec
+            inputs, spec = self.inputs("all" if last else rows), self.spec
             check(inputs, spec)
             weights = self.weights
             probe = probe if edits is None else Both(edits.editor, probe)
-            begun = time.perf_counter()
-            logits = forward(inputs, weights, spec if head else replace(spec, lm_head=None), probe)
-            if self.device.type == "cuda":
-                torch.cuda.synchronize(self.device)
-            self.seconds = time.perf_counter() - begun
+            spec = spec if head else replace(spec, lm_head=None)
+            seconds = []
+            for watching in (*(SILENT,) * (self.repeat - 1), probe):
+                begun = time.perf_counter()
+                logits = forward(inputs, weights, spec, watching)
+                if self.device.type == "cuda":
+                    torch.cuda.synchronize(self.device)
+                seconds.append(time.perf_counter() - begun)
+            self.seconds = min(seconds)
         if edits is not None:
             edits.check()
         return logits[:, -1:] if last else logits
+
+    def logits_in_blocks(self) -> Iterator[tuple[int, "Tensor"]]:
+        """Logits of all positions, some at a time: the first one's number, and [B, t, V].
+
+        So a long text under a large vocabulary needs megabytes. Raises GptcliError as forward does.
+        """
+        import torch
+
+        from gptcli.model.ops import head
+
+        spec, step = self.model.spec, max(1, LOGITS_AT_ONCE // (len(self.ids) * self.model.spec.vocab_size))
+        if self.edits is not None or step >= self.width:
+            yield 0, self.forward("all")
+            return
+        x = self.forward("all", head=False)  # → [B, T, C]
+        for first in range(0, self.width, step):
+            with torch.inference_mode():
+                logits = head(x[:, first : first + step], self.weights, spec)  # [B, t, C] → [B, t, V]
+            yield first, logits
 
     def exact(self) -> "Run | None":
         """The same request in float64, of the weights as they are stored; None where it can't be run again.
@@ -147,14 +187,14 @@ class Run:
         kept = stored.tensors.made if stored is not self.weights and isinstance(stored.tensors, Lazy) else {}
 
         def cast(name: str) -> "Callable[..., Tensor]":
-            def make(*ids: "Tensor") -> "Tensor":
-                tensor = (stored.rows(name, *ids) if ids else stored[name]).to(device, torch.float64)
+            def make(*rows: "Rows") -> "Tensor":
+                tensor = (stored.rows(name, *rows) if rows else stored[name]).to(device, torch.float64)
                 kept.clear()
                 return tensor
 
             return make
 
-        found = replace(self, dtype_name="float64", device_name=str(device))
+        found = replace(self, dtype_name="float64", device_name=str(device), repeat=1)
         found.edits = self.edits
         found.weights = Weights(Lazy({name: cast(name) for name in stored.tensors}, stored.tensors), stored.ties)
         return found

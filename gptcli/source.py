@@ -3,6 +3,7 @@
 Opening reads headers and configs only. torch is loaded when weights are asked for.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import field
 from functools import cached_property
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 EXAMPLE = "cats"
 TRANSLATION = "translate"  # the worked example of a source and its translation
+Streaming = Literal["auto", "on", "off"]  # of weights that are not kept once their layer is done
 READERS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf")  # files of weights
 
 
@@ -149,8 +151,12 @@ class Model:
             notes=list(self.notes),
         )
 
-    def weights(self, dtype: "torch.dtype", device: "torch.device") -> "Weights":
-        """The weights in that type on that device, each made when it is first read. Raises GptcliError."""
+    def weights(self, dtype: "torch.dtype", device: "torch.device", stream: Streaming = "auto") -> "Weights":
+        """The weights in that type on that device, each made when it is first read. Raises GptcliError.
+
+        stream: keep none of a checkpoint's once its layer is done; `auto`: where those that would be kept need more
+        than half of the memory that is free.
+        """
         from gptcli.model.weights import Weights
 
         if self.kind == "hand-written":
@@ -176,10 +182,28 @@ class Model:
         packing = self.checkpoint.packing
         if packing:
             packing.refuse_to_run(str(self.checkpoint.path))
-        tensors = stored_weights(self.checkpoint.binding, self.checkpoint.infos, dtype, device, packing)
+        streams = stream == "on" or (stream == "auto" and self._presses(dtype, device))
+        tensors = stored_weights(self.checkpoint.binding, self.checkpoint.infos, dtype, device, packing, streams)
         found = settle_ties(tensors, self.checkpoint.binding, self.layout)
         self.notes += [note for note in found if note not in self.notes]
         return Weights.of(self.layout, tensors)
+
+    def _presses(self, dtype: "torch.dtype", device: "torch.device") -> bool:
+        """Would the weights that can't stay in the file's pages take more than half of the free memory?"""
+        from gptcli.checkpoint.safetensors import FLOATS
+        from gptcli.model.device import free_bytes
+
+        name, kept = str(dtype).removeprefix("torch."), 0
+        packed = self.checkpoint.packing.weights if self.checkpoint.packing else {}
+        for param in self.layout:
+            bound = self.checkpoint.binding.bounds.get(param.name)
+            if bound is None:
+                continue
+            stored = FLOATS.get(self.checkpoint.infos[bound.stored].dtype)
+            if device.type != "cpu" or stored != name or bound.stored in packed:
+                kept += math.prod(param.shape) * dtype.itemsize
+        free = free_bytes(device)
+        return free is not None and kept > free / 2
 
 
 def open_model(

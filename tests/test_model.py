@@ -698,7 +698,7 @@ def test_head(dtype, vocabulary, bias):
     tensors = {"lm_head.weight": weight}
     if bias:
         tensors["lm_head.bias"] = drawn(vocabulary, seed=2, dtype=dtype)
-    logits = head(x, Weights(tensors), toy())
+    logits = head(x, Weights(tensors), toy(vocab_size=vocabulary))
     assert logits.shape == (2, 3, vocabulary)
     assert logits.dtype == (F64 if dtype == F64 else F32)
     exact = x.double() @ weight.double().T + (tensors["lm_head.bias"].double() if bias else 0.0)

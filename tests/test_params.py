@@ -25,6 +25,7 @@ from gptcli.config import read_config
 from gptcli.families import FAMILIES
 from gptcli.families.record import resolve
 from gptcli.layout import layout
+from gptcli.model import kernels
 from gptcli.model.forward import Inputs, forward
 from gptcli.model.init import random_weights
 from gptcli.model.weights import Weights
@@ -403,8 +404,9 @@ TOYS["experts"] = replace(
 
 
 @pytest.mark.parametrize("name", TOYS)
-def test_flops_of_full_attention_are_what_torch_counts_in_a_real_pass(name):
-    """torch counts the matrix products of attention step by step, which masks what it has computed."""
+def test_flops_of_full_attention_are_what_torch_counts_in_a_real_pass(name, monkeypatch):
+    """torch counts its own matrix products, those of attention step by step, which masks what it has computed."""
+    monkeypatch.setattr(kernels, "by_onednn", lambda: False)
     spec = TOYS[name]
     source = ["--source-len", 11] if spec.encoder is not None else []
     with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
@@ -648,7 +650,7 @@ def test_the_longest_text_ends_where_the_context_does():
 
 def test_where_even_one_token_does_not_fit():
     text = shown("llama3-8b", "--dtype", "bf16", "--memory", "8GiB")
-    assert re.search(r"head on the last position +none +[\d,]+ +even T = 1 needs 7.\d\d GiB more", text)
+    assert re.search(r"head on the last position +none +[\d,]+ +even T = 1 needs 6.97 GiB more", text)
     assert gptcli("params", "llama3-8b", "--memory", "8GiB", "-q").out == "0\n"
 
 

@@ -76,7 +76,7 @@ def test_the_python_lines_give_what_their_comments_say():
             exec(code, names)  # noqa: S102 - the README's own lines
             continue
         value = eval(code, names)  # noqa: S307
-        if re.match(r" (\d|\[|torch)", said):
+        if re.match(r" (\d|\[|'|torch)", said):
             assert repr(value) == said.strip().removesuffix(", [out, in]"), line
 
 

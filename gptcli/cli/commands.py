@@ -10,6 +10,7 @@ from gptcli.cli.edits import EditOptions, asked
 from gptcli.cli.options import (
     ModelOptions,
     OutputOptions,
+    Repeat,
     RunOptions,
     Source,
     Text,
@@ -18,6 +19,7 @@ from gptcli.cli.options import (
     command,
     say,
 )
+from gptcli.cli.parallel import Parallel, join
 from gptcli.cli.text import read_ids, run_of
 from gptcli.errors import GptcliError
 
@@ -45,6 +47,8 @@ def forward(
     k: Annotated[int, typer.Option("--top-k", "-k", metavar="N", min=1, help="Next tokens to list.")] = 5,
     token: Words = None,
     stages: Annotated[bool, typer.Option("--stages", help="Open every layer's inner stages.")] = False,
+    repeat: Repeat = 1,
+    parallel: Parallel = None,
 ) -> None:
     """Run a forward pass: the shapes on the way, and the next token.
 
@@ -54,10 +58,11 @@ def forward(
     """
     from gptcli.report.forward import forward_report
 
+    group = join(parallel, how)
     out.check(".safetensors", ".npy")
     model = given.open(example=read.example)
     fed = read_ids(model, text, read)
-    run = run_of(model, how, fed)
+    run = run_of(model, how, fed, repeat, group)
     edit.make(run)
     report, logits = forward_report(run, k, asked(model, token), stages)
     for path in out.output or ():
@@ -82,6 +87,8 @@ def topk(
         str, typer.Option(metavar="POSITION", help="After this position, from 0; -1 is the last; all; mask.")
     ] = "-1",
     temperature: Annotated[float, typer.Option(metavar="T", help="Divides the logits before the softmax.")] = 1.0,
+    repeat: Repeat = 1,
+    parallel: Parallel = None,
 ) -> None:
     """Rank the next tokens.
 
@@ -91,10 +98,11 @@ def topk(
     """
     from gptcli.report.topk import topk_report
 
+    group = join(parallel, how)
     out.check()
     model = given.open(example=read.example)
     fed = read_ids(model, text, read)
-    run = run_of(model, how, fed)
+    run = run_of(model, how, fed, repeat, group)
     edit.make(run)
     if model.fills and came_from("position", "DEFAULT"):
         position = "mask"
@@ -110,6 +118,8 @@ def score(
     out: OutputOptions,
     edit: EditOptions,
     text: Text = None,
+    repeat: Repeat = 1,
+    parallel: Parallel = None,
 ) -> None:
     """Score a text's own tokens: log-probability, rank, surprisal, perplexity.
 
@@ -117,10 +127,11 @@ def score(
     """
     from gptcli.report.score import score_report
 
+    group = join(parallel, how)
     out.check()
     model = given.open(example=read.example)
     fed = read_ids(model, text, read)
-    run = run_of(model, how, fed)
+    run = run_of(model, how, fed, repeat, group)
     edit.make(run)
     out.show(score_report(run), run.notes, run.seconds, fed.count)
 
@@ -154,6 +165,12 @@ def params(
         str | None,
         typer.Option(metavar="SIZE", help="24GiB: the longest T that fits.", rich_help_panel="Costs"),
     ] = None,
+    devices: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", min=2, max=4096, help="What each of N ranks holds and sends.", rich_help_panel="Costs"
+        ),
+    ] = None,
 ) -> None:
     """Count parameters and bytes; what a run costs; models side by side.
 
@@ -162,11 +179,13 @@ def params(
     gptcli params --config llama3-8b --by tensor --dtype bf16
 
     gptcli params gpt2-small llama3-8b
+
+    gptcli params llama3.1-405b --devices 8 --seq-len 8192 --memory 141GiB
     """
     from gptcli.report.params import params_report
 
     out.check()
-    workload = _workload(seq_len, batch, source_len, memory)
+    workload = _workload(seq_len, batch, source_len, memory, devices)
     names = models or [None]
     if len(names) > 1 and given.config is not None:
         raise GptcliError(f"-c {given.config}: several models are named", "-c describes one", "usage")
@@ -181,8 +200,10 @@ def params(
     out.show(side_by_side(opened, reports, by, out.full), notes)
 
 
-def _workload(tokens: int | None, batch: int | None, source: int | None, memory: str | None):
+def _workload(tokens: int | None, batch: int | None, source: int | None, memory: str | None, devices: int | None):
     """The run whose costs are asked for, if any are."""
+    if devices is not None and tokens is None:
+        raise GptcliError(f"--devices {devices}: of which run?", "give --seq-len T", "usage")
     if tokens is None and memory is None:
         option = "--batch" if batch is not None else "--source-len" if source is not None else ""
         if option:
@@ -192,7 +213,7 @@ def _workload(tokens: int | None, batch: int | None, source: int | None, memory:
     from gptcli.report.costs import Workload
 
     room = None if memory is None else in_bytes(memory)
-    return Workload(tokens=tokens, batch=batch or 1, source_tokens=source, memory=room)
+    return Workload(tokens=tokens, batch=batch or 1, source_tokens=source, memory=room, devices=devices)
 
 
 @command

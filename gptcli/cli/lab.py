@@ -83,7 +83,7 @@ def attention(
         raise GptcliError("--layer or --head all", "the steps are of one head: name one layer and one head")
     fed = read_ids(model, text, read)
     marks = {"added": fed.added, "source": fed.source, "source_added": fed.source_added, "segments": fed.segments}
-    run = Run(model, fed.ids, how.dtype, how.device, how.threads, **marks)
+    run = Run(model, fed.ids, how.dtype, how.device, how.threads, how.stream, **marks)
     [of_layer], [of_head] = layers_of(layer, model.spec), heads_of(head, model.spec)
     out.show(attention_report(run, of_layer, of_head, both_ways), model.notes)
 

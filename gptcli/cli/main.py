@@ -29,12 +29,16 @@ COMMANDS = (
     ("inspect", "inspect", "What it is"),
     ("diff", "diff", "What it is"),
     ("draw", "draw", "What it is"),
+    ("bench", "bench", "Around it"),
     ("tokens", "tokens", "Around it"),
     ("config", "config", "Around it"),
     ("list", "list_", "Around it"),
 )
 # Name of a group of commands, module in cli/ that holds it, group in --help.
 GROUPS = (("lab", "lab", "Learn"),)
+
+RUNNING = ("forward", "topk", "score", "trace", "lens", "heads", "bench")  # commands whose buffers are large
+TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # glibc's numbers for what mallopt sets, in bytes
 
 CONTEXT = {"help_option_names": ["-h", "--help"]}
 
@@ -145,9 +149,14 @@ def is_out_of_memory(error: Exception) -> bool:
 
 
 def fail(error: GptcliError, status: int = 2) -> int:
-    """One line on standard error; with --json, the error as an object on standard output too."""
+    """One line on standard error; with --json, the error as an object on standard output too. Of several processes that
+    run one model, the first that fails tells.
+    """
     from gptcli.render.signs import harmless, printable
 
+    if (parallel := sys.modules.get("gptcli.model.parallel")) is not None and not parallel.first_to_tell():
+        return status
+    stderr = sys.__stderr__ if getattr(sys.stderr, "name", "") == os.devnull else sys.stderr
     try:
         if "--json" in sys.argv:
             from gptcli.render.plain import error_json
@@ -157,7 +166,7 @@ def fail(error: GptcliError, status: int = 2) -> int:
     except OSError:  # it was standard output that failed
         silence()
     with suppress(OSError):
-        print(printable(harmless(f"gptcli: {error}"), sys.stderr.encoding), file=sys.stderr)
+        print(printable(harmless(f"gptcli: {error}"), stderr.encoding), file=stderr, flush=True)
     return status
 
 
@@ -177,10 +186,21 @@ def defect(error: Exception) -> int:
     return fail(GptcliError(what, hint, "defect"), status=3)
 
 
+def keep_memory() -> None:
+    """Lets glibc keep a freed buffer for the next one: pages that come from the system again are cleared again."""
+    import ctypes
+
+    if sys.platform.startswith("linux") and hasattr(libc := ctypes.CDLL(None), "gnu_get_libc_version"):
+        libc.mallopt(MMAP_THRESHOLD, 1 << 30)
+        libc.mallopt(TRIM_THRESHOLD, 1 << 30)
+
+
 def entry() -> None:
     """The console script. What may be done to a whole process, and not by a library to its host, stands here alone."""
     gc.disable()  # a command leaves next to no garbage, and looking for it takes a tenth of the time that modules load
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # torch's idle threads sleep, and leave the cores to others
+    if sys.argv[1:2] and sys.argv[1] in RUNNING:
+        keep_memory()
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:  # closed by who started the process
             setattr(sys, name, open(os.devnull, mode))  # noqa: PTH123, SIM115 - open as long as the process

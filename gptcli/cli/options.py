@@ -14,10 +14,13 @@ from gptcli import shipped
 from gptcli.data import mutable
 from gptcli.errors import GptcliError
 from gptcli.report import Report
-from gptcli.source import EXAMPLE, TRANSLATION, Model, open_model
+from gptcli.source import EXAMPLE, TRANSLATION, Model, Streaming, open_model
 
 Text = Annotated[
     list[str] | None, typer.Argument(metavar="[TEXT]...", help="Words, joined by spaces; - reads standard input.")
+]
+Repeat = Annotated[
+    int, typer.Option("--repeat", metavar="N", min=1, help="Run N times; the time is the least.", rich_help_panel="Run")
 ]
 Source = Annotated[str | None, typer.Argument(metavar="[MODEL]", help="As for --model.")]
 _model, _run, _text, _output = (
@@ -105,6 +108,7 @@ class RunOptions:
     )
     # Beyond some thousands, OpenMP ends the process when it can't make another.
     threads: Annotated[int | None, _run(metavar="N", min=1, max=1024, help="CPU threads.")] = None
+    stream: Annotated[Streaming, _run(help="Keep no weights beyond their layer; auto: if memory is short.")] = "auto"
 
 
 @mutable

@@ -15,6 +15,7 @@ from gptcli.source import Model
 
 if TYPE_CHECKING:
     from gptcli.cli.options import RunOptions, TextOptions
+    from gptcli.model.parallel import Group
     from gptcli.run import Run
     from gptcli.tokens import Encoded, Rule
 
@@ -37,7 +38,7 @@ class Fed(NamedTuple):
         return sum(map(len, self.ids))
 
 
-def run_of(model: Model, how: "RunOptions", fed: Fed) -> "Run":
+def run_of(model: Model, how: "RunOptions", fed: Fed, repeat: int = 1, group: "Group | None" = None) -> "Run":
     """The request that the options and the ids make."""
     from gptcli.run import Run
 
@@ -47,6 +48,9 @@ def run_of(model: Model, how: "RunOptions", fed: Fed) -> "Run":
         how.dtype,
         how.device,
         how.threads,
+        how.stream,
+        repeat,
+        group,
         added=fed.added,
         source=fed.source,
         source_added=fed.source_added,

@@ -3,16 +3,20 @@
 B batch, T queries, S keys, C hidden size, H heads, G key/value heads, D head size.
 """
 
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from gptcli.memory import QUERY_BLOCK
 from gptcli.model.ops import distance_scores, linear, norm, rotate, softcap, wide
 from gptcli.model.weights import Weights
 from gptcli.spec import Attention, Relative, Spec
 from gptcli.trace import BESIDE, EVERYTHING, SILENT, Silent
+
+FAR = 1 << 40  # beyond every position
 
 
 class Sight:
@@ -47,12 +51,27 @@ class Sight:
         bias = distance_scores(distances, self.causal, w, spec.position)
         return Sight(self.queries, self.keys, self.present, self.causal, self.window, bias)
 
-    def at(self, rows: slice) -> "Sight":
-        """Only these queries look."""
-        if rows == slice(None):
+    def at(self, rows: slice, columns: slice = slice(None)) -> "Sight":
+        """Only these queries look, and only at these keys."""
+        if rows == columns == slice(None):
             return self
-        bias = None if self.bias is None else self.bias[:, :, rows]
-        return Sight(self.queries[:, rows], self.keys, self.present, self.causal, self.window, bias)
+        present = None if self.present is None else self.present[:, columns]
+        bias = None if self.bias is None else self.bias[:, :, rows, columns]
+        return Sight(self.queries[:, rows], self.keys[:, columns], present, self.causal, self.window, bias)
+
+    @cached_property
+    def blocks(self) -> list[tuple[slice, slice]]:
+        """Some queries at a time, and the keys from the first to the last that any of them sees by order and distance.
+
+        So what lies outside a window, or after the last query, costs nothing, and no mask of [T, S] is made.
+        """
+        found = []
+        for start in range(0, self.queries.shape[1], QUERY_BLOCK):
+            rows = slice(start, start + QUERY_BLOCK)
+            asked = self.queries[:, None, rows, None]
+            seen = self._within(asked.amin(2, True), asked.amax(2, True)).flatten(0, 2).any(0).nonzero()
+            found.append((rows, slice(int(seen[0]), int(seen[-1]) + 1)))
+        return found
 
     def mask(self) -> Tensor:
         """[B or 1, 1, T, S], True where the query may see the key. Made once."""
@@ -61,11 +80,19 @@ class Sight:
         return self.made
 
     def _make(self) -> Tensor:
-        ago = self.queries[:, None, :, None] - self.keys[:, None, None, :]  # → [B, 1, T, S]
-        seen = ago >= 0 if self.causal else torch.ones_like(ago, dtype=torch.bool)
-        if self.window is not None:
-            seen = seen & (ago.abs() < self.window)
+        asked = self.queries[:, None, :, None]
+        seen = self._within(asked, asked)  # → [B, 1, T, S]
         return seen if self.present is None else seen & self.present[:, None, None, :]
+
+    def _within(self, first: Tensor, last: Tensor) -> Tensor:
+        """Keys that order and distance let a query at a position from first to last see: [B, 1, T, 1] → [B, 1, T, S].
+
+        Compared, not subtracted: a byte a pair.
+        """
+        keys = self.keys[:, None, None, :]
+        ahead = 0 if self.causal else FAR if self.window is None else self.window - 1
+        seen = keys <= last + ahead
+        return seen if self.window is None else seen.logical_and_(keys > first - self.window)
 
     def added(self, dtype: torch.dtype) -> Tensor:
         """What is added to the scores: the bias where the query may see the key, else -∞. [B or 1, H or 1, T, S]."""
@@ -76,16 +103,20 @@ class Sight:
         """Does the window hide anything?"""
         return self.window is not None and self.window < self.keys.shape[1]
 
+    def flag(self) -> dict | None:
+        """The kernel's own arguments that say the same as the mask; None: none do."""
+        if self.bias is not None or self.present is not None or self.narrow():
+            return None
+        if not self.causal or torch.equal(self.queries, self.keys[:, -1:]):  # the last query sees every key
+            return {}
+        return {"is_causal": True} if self.queries.shape[1] == self.keys.shape[1] else None
+
     def for_kernel(self, dtype: torch.dtype = torch.float32) -> dict:
-        """This mask as the kernel's arguments: its own causal flag, or nothing, where that says the same."""
-        if self.bias is not None:
-            return {"attn_mask": self.added(dtype)}
-        if self.present is None and not self.narrow():
-            if not self.causal or torch.equal(self.queries, self.keys[:, -1:]):  # the last query sees every key
-                return {}
-            if self.queries.shape[1] == self.keys.shape[1]:
-                return {"is_causal": True}
-        return {"attn_mask": self.mask()}
+        """This mask as the kernel's arguments."""
+        flag = self.flag()
+        if flag is None:
+            return {"attn_mask": self.mask() if self.bias is None else self.added(dtype)}
+        return flag
 
 
 def attention(
@@ -141,8 +172,22 @@ def merge_heads(x: Tensor) -> Tensor:
 
 
 def fused(q: Tensor, k: Tensor, v: Tensor, sight: Sight, scale: float, sinks: Tensor | None) -> Tensor:
-    """Softmax-weighted values by the fused kernel: q [B, H, T, D], k and v [B, G, S, D] → [B, H, T, D]."""
-    seen = sight.for_kernel(q.dtype)
+    """Softmax-weighted values by the fused kernel: q [B, H, T, D], k and v [B, G, S, D] → [B, H, T, D].
+
+    Where it needs a mask, a block of queries at a time: each has a mask of its own, and only the keys that it may see.
+    """
+    if (sinks is None and sight.flag() is not None) or q.shape[2] <= QUERY_BLOCK:
+        return kernel(q, k, v, sight, scale, sinks)
+    z = q.new_empty(q.shape[0], q.shape[2], q.shape[1], v.shape[3]).transpose(1, 2)  # as the kernel lays it
+    for rows, columns in sight.blocks:
+        seen = sight.at(rows, columns)
+        z[:, :, rows] = kernel(q[:, :, rows], k[:, :, columns], v[:, :, columns], seen, scale, sinks)
+    return z
+
+
+def kernel(q: Tensor, k: Tensor, v: Tensor, sight: Sight, scale: float, sinks: Tensor | None) -> Tensor:
+    """fused, for all these queries at once."""
+    seen = {} if sinks is not None else sight.for_kernel(q.dtype)
     if sinks is not None:
         # A sink is one more key: its value is zero, and its score stands in the additive mask.
         mask = sight.added(q.dtype).expand(-1, q.shape[1], -1, -1)

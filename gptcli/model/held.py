@@ -18,9 +18,8 @@ from gptcli.checkpoint.safetensors import FLOATS
 from gptcli.model import ggml
 from gptcli.model.dequantise import dequantised
 from gptcli.model.load import cut, reader
+from gptcli.model.weights import Rows
 from gptcli.source import Checkpoint, Model
-
-Rows = slice | Tensor
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,9 @@
 """A bound checkpoint's tensors: memory-mapped, sliced as views, converted only when another type or device is asked.
 
-Packed types are unpacked at each reading, and not kept.
+Packed types are unpacked at each reading, and not kept; streamed, nothing is.
 """
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,8 @@ from gptcli.layout import Param
 from gptcli.model import ggml
 from gptcli.model.dequantise import dequantised
 from gptcli.model.ops import wide
-from gptcli.model.weights import Lazy
+from gptcli.model.pages import give_back, span
+from gptcli.model.weights import EVERY_ROW, Lazy, Rows
 
 # What may be tied, in a person's words.
 TIED = {"lm_head.weight": "head", "encoder.embed.weight": "encoder table"}
@@ -54,40 +56,66 @@ def stored_weights(
     dtype: torch.dtype,
     device: torch.device,
     packing: Packing | None = None,
+    stream: bool = False,
 ) -> Lazy:
     """Every bound parameter in the layout's shape, each read, and dequantised, when it is first asked for.
 
-    Beside them stand the copies that the file holds, until settle_ties drops them.
+    stream: nothing is kept, and the file's pages of a layer are given back when another layer is read. Beside the
+    parameters stand the copies that the file holds, until settle_ties drops them.
     """
     packed = packing.weights if packing else {}
     at = device if device.type == "cuda" else torch.device("cpu")  # where 8-bit floats are known
-    read = reader()
+    look, passing = reader(), _Passing() if stream else None
+
+    def read(info: TensorInfo, stored: str) -> Tensor:
+        found = look(info, stored)
+        if passing:
+            passing.read.append(span(found))
+        return found
 
     def unpack(bound: Bound) -> Tensor:
         weight = packed[bound.stored]
         return dequantised(weight, bound, lambda role: read(weight.parts[role], role).to(at), cut, dtype).to(device)
 
-    def maker(bound: Bound) -> Callable[..., Tensor]:
-        def make(ids: Tensor | None = None) -> Tensor:
-            """The whole, or these rows of a table."""
+    def maker(name: str, bound: Bound) -> Callable[..., Tensor]:
+        def make(rows: Rows = EVERY_ROW) -> Tensor:
             info = infos[bound.stored]
+            if passing:
+                passing.enter(name, rows)
+            if bound.stored in packed:
+                return unpack(bound)[rows]
             tensor = cut(read(info, bound.stored), bound)
-            tensor = tensor if ids is None else tensor[ids.cpu()]
+            tensor = tensor[rows.cpu() if isinstance(rows, Tensor) else rows]
             if info.dtype in gguf.UNPACKED:
                 tensor = ggml.dequantised(tensor, info.dtype, dtype)
             if bound.plus:
                 tensor = tensor.to(wide(dtype)) - bound.plus
             return tensor.to(device, dtype)
 
-        return (lambda: unpack(bound)) if bound.stored in packed else make
+        return make
 
-    def zeros(shape: tuple[int, ...]) -> Callable[[], Tensor]:
-        return lambda: torch.zeros(shape, dtype=dtype, device=device)
+    def zeros(shape: tuple[int, ...]) -> Callable[..., Tensor]:
+        return lambda rows=EVERY_ROW: torch.zeros(shape, dtype=dtype, device=device)[rows]
 
     bounds = binding.bounds | {_again(bound): bound for _, bound in binding.copies}
-    lacking = {name: zeros(shape) for name, shape in binding.zeros.items()}
-    passing = {name for name, bound in bounds.items() if infos[bound.stored].dtype in gguf.UNPACKED}
-    return Lazy({name: maker(bound) for name, bound in bounds.items()} | lacking, passing)
+    makers = {name: maker(name, bound) for name, bound in bounds.items()}
+    makers |= {name: zeros(shape) for name, shape in binding.zeros.items()}
+    unpacked = {name for name, bound in bounds.items() if infos[bound.stored].dtype in gguf.UNPACKED}
+    return Lazy(makers, set(makers) if stream else unpacked)
+
+
+class _Passing:
+    """What has been read of one layer, or of one block of a tensor outside the layers, until another is read."""
+
+    def __init__(self):
+        self.where, self.read = None, []
+
+    def enter(self, name: str, rows: Rows) -> None:
+        layer = re.match(r"(encoder\.)?layers\.\d+\.", name)
+        where = layer[0] if layer else (name, rows.start if isinstance(rows, slice) else None)
+        if where != self.where:
+            give_back(self.read)
+            self.where, self.read = where, []
 
 
 def _again(bound: Bound) -> str:

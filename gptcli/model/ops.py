@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from gptcli.memory import HEAD_BLOCK
+from gptcli.model.kernels import product
 from gptcli.model.weights import Weights
 from gptcli.spec import (
     Dense,
@@ -48,7 +50,7 @@ def wide(dtype: torch.dtype) -> torch.dtype:
 
 def linear(x: Tensor, w: Weights, name: str) -> Tensor:
     """x [..., in] · weight [out, in]ᵀ (+ bias [out]) → [..., out]."""
-    return F.linear(x, w[f"{name}.weight"], w.get(f"{name}.bias"))
+    return w.joined(name, product(x, w[f"{name}.weight"], w.get(f"{name}.bias")))
 
 
 def norm(x: Tensor, w: Weights, name: str, spec: Spec) -> Tensor:
@@ -67,7 +69,7 @@ def norm(x: Tensor, w: Weights, name: str, spec: Spec) -> Tensor:
 
 def softcap(x: Tensor, cap: float | None) -> Tensor:
     """cap · tanh(x / cap): x where it is small, never beyond ±cap (arXiv:2408.00118)."""
-    return x if cap is None else cap * torch.tanh(x / cap)
+    return x if cap is None else (x / cap).tanh_().mul_(cap)
 
 
 def embed(ids: Tensor, positions: Tensor, w: Weights, spec: Spec, segments: Tensor | None = None) -> Tensor:
@@ -166,16 +168,24 @@ def head(x: Tensor, w: Weights, spec: Spec, probe: Silent = SILENT) -> Tensor:
         x = probe("lm_head.norm", norm(ACTIVATIONS[part.transform.activation](x), w, "lm_head.norm", spec))
     if "embed_out.weight" in w:  # token rows have a size of their own
         x = probe("embed_out", linear(x, w, "embed_out"))  # [B, T, C] → [B, T, P]
-    weight, bias = w["lm_head.weight"], w.get("lm_head.bias")
-    dtype = wide(x.dtype)
-    if dtype == x.dtype:
-        logits = F.linear(x, weight, bias)
-    else:
-        # A block of rows at a time, so that a large vocabulary is never held twice.
-        x = x.to(dtype)
-        logits = torch.cat([F.linear(x, rows.to(dtype)) for rows in weight.split(4096)], dim=-1)
-        logits = logits if bias is None else logits + bias.to(dtype)
-    return softcap(logits if part.scale == 1.0 else logits * part.scale, part.softcap)
+    logits = w.joined("lm_head", logits_of(x, w, spec.vocab_size))
+    return softcap(logits if part.scale == 1.0 else logits.mul_(part.scale), part.softcap)
+
+
+def logits_of(x: Tensor, w: Weights, vocab_size: int) -> Tensor:
+    """x [B, T, C] · weight [V, C]ᵀ (+ bias [V]) → [B, T, V], in float32 for half types.
+
+    A weight that is turned into float32 for this alone, or isn't kept, is read a block of rows at a time.
+    """
+    dtype, bias = wide(x.dtype), w.get("lm_head.bias")
+    if dtype == x.dtype and not w.passes("lm_head.weight"):
+        return product(x, w["lm_head.weight"], bias)
+    x, logits, size = x.to(dtype), x.new_empty(*x.shape[:-1], vocab_size, dtype=dtype), 0
+    for rows in w.blocks("lm_head.weight", HEAD_BLOCK):
+        logits[..., size : size + len(rows)] = product(x, rows.to(dtype))
+        size += len(rows)
+    logits = logits[..., :size]  # of a share of the vocabulary, fewer
+    return logits if bias is None else logits.add_(bias)
 
 
 def rotary(spec: Spec, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:

@@ -1,11 +1,15 @@
 """A scoped view over any mapping from a weight's path to its tensor."""
 
+import itertools
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from typing import Any
 
 from torch import Tensor
 
 from gptcli.layout import Param
+
+Rows = Tensor | slice  # of a table: by ids, or a run of them
+EVERY_ROW = slice(None)
 
 
 class Weights:
@@ -39,19 +43,33 @@ class Weights:
         """The tensor, or None where the layout has none (a bias, most often)."""
         return self[name] if name in self else None
 
-    def rows(self, name: str, ids: Tensor) -> Tensor:
-        """The rows `ids` [...] of a table: [..., C]. Nothing else of the table need be read."""
+    def joined(self, name: str, x: Tensor) -> Tensor:
+        """What a matrix's product is as a whole: x, where one place holds all of the matrix."""
+        return x
+
+    def rows(self, name: str, rows: Rows) -> Tensor:
+        """Rows of a table: by ids [...], [..., C]; by a slice, [n, C]. Nothing else of the table need be read."""
         path = self._path(name)
-        if isinstance(self.tensors, Lazy):
-            return self.tensors.rows(path, ids)
-        return self.tensors[path][ids]
+        return self.tensors.rows(path, rows) if isinstance(self.tensors, Lazy) else self.tensors[path][rows]
+
+    def passes(self, name: str) -> bool:
+        """Is nothing of this tensor kept?"""
+        return isinstance(self.tensors, Lazy) and self._path(name) in self.tensors.fleeting
+
+    def blocks(self, name: str, size: int) -> Iterator[Tensor]:
+        """A table [V, C] from its first row to its last, at most `size` rows at a time."""
+        for start in itertools.count(0, size):
+            block = self.rows(name, slice(start, start + size))
+            if not len(block):
+                return
+            yield block
 
 
 class Lazy(Mapping[str, Tensor]):
     """Tensors made when they are first read, and kept.
 
-    makers: of the whole tensor, or, given ids, of those rows alone; fleeting: names of which nothing is kept, for they
-    take far more room than what they are made of.
+    makers: of the whole tensor, or, given rows, of those alone; fleeting: names of which nothing is kept, for they take
+    far more room than what they are made of.
     """
 
     def __init__(self, makers: Mapping[str, Callable[..., Tensor]], fleeting: Container[str] = ()):
@@ -64,9 +82,9 @@ class Lazy(Mapping[str, Tensor]):
             self.made[name] = self.makers[name]()
         return self.made[name]
 
-    def rows(self, name: str, ids: Tensor) -> Tensor:
-        """The rows `ids` of a table; of a fleeting one nothing else is made."""
-        return self.makers[name](ids) if name in self.fleeting else self[name][ids]
+    def rows(self, name: str, rows: Rows) -> Tensor:
+        """Rows of a table; of a fleeting one nothing else is made."""
+        return self.makers[name](rows) if name in self.fleeting else self[name][rows]
 
     def __contains__(self, name: Any) -> bool:
         return name in self.makers

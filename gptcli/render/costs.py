@@ -16,6 +16,10 @@ def draw(costs: Costs, screen: Screen) -> None:
         _memory(costs.memory, costs, screen)
     if costs.longest:
         _longest(costs.longest, costs, screen)
+    if costs.devices is not None:
+        from gptcli.render import devices
+
+        devices.draw(costs.devices, run(costs), screen)
 
 
 def run(costs: Costs) -> str:

@@ -10,18 +10,22 @@ from gptcli import count
 from gptcli.data import data, entry
 from gptcli.errors import GptcliError
 from gptcli.memory import Rows, peak
+from gptcli.report.devices import Devices, devices_of
 from gptcli.source import Model
 from gptcli.spec import Attention, Spec
 
 
 @data
 class Workload:
-    """A run as it is asked for: T (None: only what the memory holds is wanted), B, S (None: as T), bytes of memory."""
+    """A run as it is asked for: T (None: only what the memory holds is wanted), B, S (None: as T), bytes of memory, and
+    the ranks that run it together (None: one alone).
+    """
 
     tokens: int | None = None
     batch: int = 1
     source_tokens: int | None = None
     memory: int | None = None
+    devices: int | None = None
 
 
 @data
@@ -143,6 +147,7 @@ class Costs:
     matrices: list[Matrices]
     memory: Memory | None
     longest: list[Longest]
+    devices: Devices | None
 
 
 HEADS: dict[Rows, str] = {"all": "all positions", "last": "the last position"}
@@ -156,7 +161,9 @@ def costs_of(model: Model, workload: Workload, dtype: str, weights: int) -> Cost
     longest = []
     if workload.memory is not None:
         longest = [run.longest(rows, workload.memory, workload.source_tokens) for rows in _rows(spec)]
-    whole = tokens is not None
+    whole, devices = tokens is not None, None
+    if workload.devices is not None:
+        devices = devices_of(spec, workload.devices, tokens, batch, source, dtype, workload.memory)
     return Costs(
         tokens=tokens,
         batch=batch,
@@ -167,6 +174,7 @@ def costs_of(model: Model, workload: Workload, dtype: str, weights: int) -> Cost
         matrices=list(run.matrices(tokens, source)) if whole else [],
         memory=run.memory(tokens, source) if whole else None,
         longest=longest,
+        devices=devices,
     )
 
 

@@ -53,10 +53,7 @@ def score_report(run: Run) -> ScoreReport:
         raise GptcliError(f"no scores: {run.model.shown} {why}", "topk fills in [MASK]", "head")
     if any(len(ids) < 2 for ids in run.ids):
         raise GptcliError("a text of one token has no score: nothing precedes its only token", "give a longer text")
-    logits = run.forward("all")
-    texts = []
-    for text, tokens in enumerate(run.tokens()):
-        texts.append(_scored(tokens, logits[text, run.column(text, 0) :]))
+    texts = [_scored(tokens, *scores) for tokens, scores in zip(run.tokens(), _surprises(run))]
     broken = not all(math.isfinite(text.sum) for text in texts)
     return ScoreReport(
         model=run.facts(),
@@ -65,11 +62,24 @@ def score_report(run: Run) -> ScoreReport:
     )
 
 
-def _scored(tokens: list[Token], logits) -> ScoredText:
-    """tokens [T] and their own logits [T, V]."""
+def _surprises(run: Run) -> list[tuple[list[float], list[int]]]:
+    """Of each text, the log-probability and the rank of every token but the first."""
     from gptcli.model.measure import surprise
 
-    logprobs, ranks = surprise(logits[:-1], [token.id for token in tokens[1:]])
+    found = [([], []) for _ in run.ids]
+    for first, logits in run.logits_in_blocks():
+        for text, ids in enumerate(run.ids):
+            begin = run.width - len(ids)  # of the text, among the padded positions
+            low, high = max(first, begin), min(first + logits.shape[1], run.width - 1)
+            if low < high:
+                rows = surprise(logits[text, low - first : high - first], ids[low - begin + 1 : high - begin + 1])
+                for kept, new in zip(found[text], rows):
+                    kept += new
+    return found
+
+
+def _scored(tokens: list[Token], logprobs: list[float], ranks: list[int]) -> ScoredText:
+    """tokens [T], and log-probabilities and ranks of all but the first."""
     rows = [
         Scored(
             position=position,

@@ -1,17 +1,23 @@
-"""The forward pass of a random GPT-2 of 124M parameters, beside transformers' GPT2LMHeadModel on the same weights.
+"""The forward pass on random weights beside transformers, beside a matrix product, and beside float64.
 
-    python tests/benchmarks/forward.py
+    python tests/benchmarks/forward.py [1b]
 
-Measured in one process with two threads, at T = 8, 128 and 1024 positions, float32: gptcli's `forward` for the logits
-of all positions and of the last one, beside the model of transformers with its fused attention (sdpa), which is asked
-for the same rows. Both run in turn, after runs that are not counted and touch all weights.
+Measured in one process with two threads. GPT-2 of 124M parameters at T = 8, 128 and 1024 positions, float32 and, at
+1024, bfloat16; with `1b`, the shape of Llama-3.2-1B in bfloat16 at T = 128 (5 GiB of memory and 2.4 of disk). gptcli
+gives the last position's logits; the peer is transformers with its fused attention (sdpa) as it comes (logits of all
+positions, keys and values kept), and asked for the last position's alone. All run in turn, after a round that is not
+counted.
 
-Each line is JSON: seconds and peer_seconds are medians, ratio is the median over the pairs of gptcli's time by the
-peer's (below 1: gptcli is faster), and difference is the largest |difference| of any logit. No network is used.
+Each line is JSON: seconds are the fastest of all rounds, ratio is gptcli's by the peer's (below 1: gptcli is faster),
+cpu_ratio the same of both cores' time, which other work on the machine moves less, and noise gptcli's median by its
+fastest. The line of the product tells FLOP/s (2 × multiply-adds) of the pass beside the best of several large float32
+products by oneDNN; the one of float64 the relative error at T = 1024, and whether the ten best are the same in order.
+No network is used.
 """
 
 import json
 import os
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -22,35 +28,93 @@ os.environ |= {"HF_HUB_OFFLINE": "1", "OMP_WAIT_POLICY": "PASSIVE"}  # the latte
 
 import torch
 from startup import VOCABULARY, make_checkpoint
-from transformers import GPT2LMHeadModel
+from torch import Tensor
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
+from gptcli.count import flops_forward, flops_spared
 from gptcli.model.forward import Inputs, forward
-from gptcli.source import open_model
+from gptcli.model.kernels import is_known
+from gptcli.model.weights import Weights
+from gptcli.source import Model, open_model
 
-PAIRS = {8: 30, 128: 15, 1024: 5}  # counted pairs of runs, by positions
+CPU = torch.device("cpu")
+ROUNDS = {8: 30, 128: 12, 1024: 7}  # by positions
+LLAMA = {"vocab_size": 128256, "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16}
+LLAMA |= {"num_attention_heads": 32, "num_key_value_heads": 8, "tie_word_embeddings": True}
 
 
-def timed(function: Callable[[], torch.Tensor]) -> float:
-    begun = time.perf_counter()
-    function()
-    return time.perf_counter() - begun
+def in_turn(runs: dict[str, Callable[[], Tensor]], rounds: int) -> dict[str, list[tuple[float, float]]]:
+    """Of each run, wall and processor seconds of every round."""
+    found = {name: [] for name in runs}
+    for _ in range(rounds + 1):
+        for name, run in runs.items():
+            wall, cpu = time.perf_counter(), time.process_time()
+            run()
+            found[name].append((time.perf_counter() - wall, time.process_time() - cpu))
+    return {name: times[1:] for name, times in found.items()}
 
 
-def compare(name: str, ours: Callable[[], torch.Tensor], theirs: Callable[[], torch.Tensor], pairs: int) -> None:
-    """Prints one line; the runs that give the difference are the ones that are not counted."""
-    difference = float((ours() - theirs()).abs().max())
-    times = [(timed(ours), timed(theirs)) for _ in range(pairs)]
-    own, peer = zip(*times)
-    line = {
-        "benchmark": name,
-        "seconds": round(median(own), 5),
-        "peer": "transformers GPT2LMHeadModel, sdpa",
-        "peer_seconds": round(median(peer), 5),
-        "ratio": round(median(a / b for a, b in times), 3),
-        "difference": difference,
+def compare(what: str, model: Model, weights: Weights, peer: torch.nn.Module, positions: int) -> None:
+    """Prints a line for each way to ask the peer."""
+    ids = random_ids(positions)
+    runs = {
+        "gptcli": lambda: forward(Inputs(ids, rows="last"), weights, model.spec),
+        "transformers, sdpa, as it comes": lambda: peer(ids).logits[:, -1:],
+        "transformers, sdpa, last logits": lambda: peer(ids, use_cache=False, logits_to_keep=1).logits,
     }
+    difference = {name: float((run() - runs["gptcli"]()).abs().max()) for name, run in runs.items()}
+    times = in_turn(runs, ROUNDS[positions])
+    wall = {name: min(one[0] for one in found) for name, found in times.items()}
+    cpu = {name: min(one[1] for one in found) for name, found in times.items()}
+    own = wall.pop("gptcli")
+    for name, seconds in wall.items():
+        line = {"benchmark": f"{what}, T = {positions}", "seconds": round(own, 5), "peer": name}
+        line |= {"peer_seconds": round(seconds, 5), "ratio": round(own / seconds, 3)}
+        line |= {"cpu_ratio": round(cpu["gptcli"] / cpu[name], 3), "difference": difference[name]}
+        print(json.dumps(line | {"noise": round(median(t for t, _ in times["gptcli"]) / own, 2)}), flush=True)
+
+
+def random_ids(positions: int) -> Tensor:
+    return torch.randint(VOCABULARY, (1, positions), generator=torch.Generator().manual_seed(0))
+
+
+def product_share(model: Model, weights: Weights) -> None:
+    """How near the pass comes to what oneDNN's float32 products reach, all run in turn."""
+    multiply = torch.ops.mkldnn._linear_pointwise if is_known() else None
+    sizes = ((1024, 768, 3072), (1024, 3072, 768), (1024, 1024, 1024), (2048, 2048, 2048), (3072, 3072, 3072))
+    runs = {"pass": lambda: forward(Inputs(random_ids(1024), rows="last"), weights, model.spec)}
+    for rows, inner, columns in sizes:
+        x, w = torch.ones(rows, inner), torch.ones(columns, inner)
+        plain = lambda x=x, w=w: torch.nn.functional.linear(x, w)  # noqa: E731
+        runs[f"{rows} {inner} {columns}"] = (
+            (lambda x=x, w=w: multiply(x, w, None, "none", [], "")) if multiply else plain
+        )
+    times = in_turn(runs, 9)
+    flops = {f"{a} {b} {c}": 2 * a * b * c for a, b, c in sizes}
+    flops["pass"] = flops_forward(model.spec, 1024, head_rows=1) - flops_spared(model.spec, 1024)
+    for clock, name in enumerate(("wall", "processor")):
+        rate = {run: flops[run] / min(one[clock] for one in found) for run, found in times.items()}
+        own, peak = rate.pop("pass"), max(rate.values())
+        line = {"benchmark": f"FLOP/s beside a product's, T = 1024, {name} time", "gflops": round(own / 1e9)}
+        print(json.dumps(line | {"product_gflops": round(peak / 1e9), "ratio": round(own / peak, 3)}), flush=True)
+
+
+def exactness(model: Model) -> None:
+    """float32 beside float64, at T = 1024."""
+    inputs = Inputs(random_ids(1024), rows="last")
+    found, exact = (forward(inputs, model.weights(t, CPU), model.spec)[0, 0] for t in (torch.float32, torch.float64))
+    best = [logits.topk(10).indices.tolist() for logits in (found, exact)]
+    error = float((found.double() - exact).norm() / exact.norm())
+    line = {"benchmark": "float32 beside float64, T = 1024", "relative_error": error, "same_ten": best[0] == best[1]}
     print(json.dumps(line), flush=True)
+
+
+def llama_checkpoint(folder: Path) -> None:
+    torch.manual_seed(0)
+    torch.set_default_dtype(torch.bfloat16)
+    LlamaForCausalLM(LlamaConfig(**LLAMA)).save_pretrained(folder)
+    torch.set_default_dtype(torch.float32)
 
 
 @torch.inference_mode()
@@ -58,19 +122,24 @@ def main() -> None:
     torch.set_num_threads(2)
     disable_progress_bar()
     with tempfile.TemporaryDirectory() as name:
-        make_checkpoint(Path(name))
+        if sys.argv[1:] == ["1b"]:
+            llama_checkpoint(Path(name))
+            plan = [("Llama-3.2-1B's shape, bfloat16", torch.bfloat16, (128,))]
+        else:
+            make_checkpoint(Path(name))
+            plan = [
+                ("GPT-2 124M, float32", torch.float32, (8, 128, 1024)),
+                ("GPT-2 124M, bfloat16", torch.bfloat16, (1024,)),
+            ]
         model = open_model(name)
-        weights = model.weights(torch.float32, torch.device("cpu"))
-        peer = GPT2LMHeadModel.from_pretrained(name, attn_implementation="sdpa").eval()
-        for positions, pairs in PAIRS.items():
-            ids = torch.randint(VOCABULARY, (1, positions), generator=torch.Generator().manual_seed(0))
-            for rows, kept in (("all", 0), ("last", 1)):
-                compare(
-                    f"forward, T = {positions}, rows = {rows}",
-                    lambda ids=ids, rows=rows: forward(Inputs(ids, rows=rows), weights, model.spec),
-                    lambda ids=ids, kept=kept: peer(ids, use_cache=False, logits_to_keep=kept).logits,
-                    pairs,
-                )
+        for what, dtype, positions in plan:
+            weights = model.weights(dtype, CPU)
+            peer = AutoModelForCausalLM.from_pretrained(name, attn_implementation="sdpa", dtype=dtype).eval()
+            for tokens in positions:
+                compare(what, model, weights, peer, tokens)
+            if dtype == torch.float32:
+                product_share(model, weights)
+                exactness(model)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,42 @@
+"""`--parallel tensor`: this process is one of several that torchrun started, and only the first one prints."""
+
+import os
+import signal
+import sys
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+if TYPE_CHECKING:
+    from gptcli.cli.options import RunOptions
+    from gptcli.model.parallel import Group
+
+Parallel = Annotated[
+    Literal["tensor"] | None,
+    typer.Option(
+        "--parallel", rich_help_panel="Run",
+        help="As one of torchrun's processes: each holds its share of the weights. No GPU has run this.",
+    ),
+]  # fmt: skip
+
+
+def join(parallel: str | None, how: "RunOptions") -> "Group | None":
+    """The processes that run one model together, joined; None where this one runs it alone. Raises GptcliError.
+
+    A process computes on the device of its own number, unless --device says cpu. torchrun ends all of them where one
+    has gone: the first that notices has still time to say so.
+    """
+    if parallel is None:
+        return None
+    from gptcli.model.device import choose_device
+    from gptcli.model.parallel import Processes, lost, own_device
+
+    def ended(*_: object) -> None:
+        raise lost(group, "torchrun ended this one")
+
+    how.device = own_device() if how.device in ("auto", "cuda") else how.device
+    group = Processes(choose_device(how.device))
+    signal.signal(signal.SIGTERM, ended)
+    if group.rank > 0:
+        sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: PTH123, SIM115 - open as long as the process
+    return group

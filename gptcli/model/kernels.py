@@ -1,0 +1,53 @@
+"""Which kernel multiplies by a matrix: chosen here alone, by the processor and the shapes, never by the machine's load.
+
+GPTCLI_LINEAR=plain|onednn overrides. Every kernel computes in the type that it is given: float32 stays IEEE float32.
+"""
+
+import os
+from functools import cache
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from gptcli.errors import GptcliError
+
+FEW = 8  # of fewer rows, making oneDNN's kernel for the shape takes longer than it spares
+MANY = 256  # with so many rows, a copy of a weight that lies with gaps pays: oneDNN has no fast kernel for gaps
+
+
+def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x [..., in] · weight [out, in]ᵀ (+ bias [out]) → [..., out]. Raises GptcliError for a choice that isn't there."""
+    rows, dense = x.numel() // x.shape[-1], weight.is_contiguous() or weight.T.is_contiguous()
+    fits = x.dtype == torch.float32 and x.device.type == "cpu" and rows >= (FEW if dense else MANY)
+    differentiated = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
+    if not fits or differentiated or not by_onednn():
+        return F.linear(x, weight, bias)
+    weight = weight if dense else weight.T.contiguous().T
+    bias = None if bias is None else bias.contiguous()  # the operator doesn't look at its stride
+    return torch.ops.mkldnn._linear_pointwise(x.contiguous(), weight, bias, "none", [], "")
+
+
+@cache
+def by_onednn() -> bool:
+    """Is oneDNN asked for float32? By default on AMD, where MKL, which torch asks itself, takes a slower path."""
+    wanted = os.environ.get("GPTCLI_LINEAR") or ("onednn" if vendor() == "AuthenticAMD" else "plain")
+    if wanted not in ("plain", "onednn"):
+        raise GptcliError(f"GPTCLI_LINEAR={wanted}: no such kernel", "plain or onednn", "kernel")
+    return wanted == "onednn" and is_known()
+
+
+def is_known() -> bool:
+    """Has this torch the operator, with the arguments that are given here? It is none of torch's public ones."""
+    found = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
+    return found is not None and torch.backends.mkldnn.is_available() and len(found.default._schema.arguments) == 6
+
+
+def vendor() -> str:
+    """The processor's maker, as /proc/cpuinfo has it; empty where the system does not say."""
+    try:
+        with Path("/proc/cpuinfo").open() as lines:
+            return next((line.split(":")[1].strip() for line in lines if line.startswith("vendor_id")), "")
+    except OSError:
+        return ""
