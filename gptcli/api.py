@@ -174,7 +174,7 @@ class Opened:
         from gptcli.report.view import heads_of, layers_of, stack_of
 
         stack = stack_of(attention, self.spec)
-        layers, heads = layers_of(f"L{layer}", stack), heads_of(str(head), stack, attention)
+        layers, heads = layers_of(_layer(layer, stack), stack), heads_of(str(head), stack, attention)
         return trace_report(self._run(text, source), layers, heads, str(position), attention)
 
     def maps(
@@ -191,7 +191,7 @@ class Opened:
         from gptcli.report.view import heads_of, layers_of
 
         patterns = Patterns(self._run(text, source), attention)
-        layers = layers_of(layer if layer == "all" else f"L{layer}", patterns.stack)
+        layers = layers_of(_layer(layer, patterns.stack), patterns.stack)
         heads = heads_of(str(head), patterns.stack, attention)
         [report] = map_reports(patterns, layers, heads, [axes_of(patterns, None, None, drop_first=False)])
         return report
@@ -236,6 +236,10 @@ class Opened:
         from gptcli.source import open_model
 
         opened = isinstance(other, Opened)
+        if self._requests or (opened and other._requests):
+            raise GptcliError(
+                "diff of an edited model", "write its run by `gptcli trace -o FILE` and compare that", "edit"
+            )
         theirs = Side("model", "", other.model) if opened else open_side(other, open_model)
         dtypes = self.dtype, other.dtype if opened else self.dtype
 
@@ -247,3 +251,8 @@ class Opened:
         request = Request(read, text is not None, dtypes, self.device)
         a, b, told = pair(Side("model", "", self.model), theirs, request)
         return diff_report(a, b, told=told)
+
+
+def _layer(layer: int | str, stack: Spec) -> str:
+    """A layer as the command line names it: from 0, or from -1 backwards, or all."""
+    return layer if isinstance(layer, str) else f"L{layer + stack.n_layers if layer < 0 else layer}"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from gptcli import count
 from gptcli.errors import GptcliError
 from gptcli.report import ModelFacts
-from gptcli.shard import local
+from gptcli.shard import local, whole
 from gptcli.source import Model, Streaming
 from gptcli.spec import Spec
 from gptcli.tokens import OWN_RULE, Encoded, Rule, Token
@@ -141,7 +141,8 @@ class Run:
             probe = probe if edits is None else Both(edits.editor, probe)
             spec = spec if head else replace(spec, lm_head=None)
             seconds = []
-            for watching in (*(SILENT,) * (self.repeat - 1), probe):
+            before = SILENT if edits is None else edits.editor
+            for watching in (*(before,) * (self.repeat - 1), probe):
                 begun = time.perf_counter()
                 logits = forward(inputs, weights, spec, watching)
                 if self.device.type == "cuda":
@@ -162,13 +163,18 @@ class Run:
         from gptcli.model.ops import head
 
         spec, step = self.model.spec, max(1, LOGITS_AT_ONCE // (len(self.ids) * self.model.spec.vocab_size))
-        if self.edits is not None or step >= self.width:
+        edited = self.edits is not None and self.needs_head(lambda path: False)
+        if edited or step >= self.width:
             yield 0, self.forward("all")
             return
         x = self.forward("all", head=False)  # → [B, T, C]
         for first in range(0, self.width, step):
+            begun = time.perf_counter()
             with torch.inference_mode():
                 logits = head(x[:, first : first + step], self.weights, spec)  # [B, t, C] → [B, t, V]
+            if self.device.type == "cuda":
+                torch.cuda.synchronize(self.device)
+            self.seconds += time.perf_counter() - begun
             yield first, logits
 
     def exact(self) -> "Run | None":
@@ -207,7 +213,11 @@ class Run:
     @property
     def notes(self) -> list[str]:
         """What a person should know of the model, once it has run, and of the edits."""
-        return [*self.model.notes, *(self.edits.notes if self.edits else ())]
+        ranks = []
+        if self.group is not None:
+            ranks = [f"{self.group.ranks} ranks, each with its share of the weights"]
+            ranks += [f"whole on every rank: {said}" for said in whole(self.model.spec, self.group.ranks)]
+        return [*self.model.notes, *ranks, *(self.edits.notes if self.edits else ())]
 
     def needs_head(self, wants: Callable[[str], bool]) -> bool:
         """Is anything wanted, or edited, that the head makes of the final vectors?"""

@@ -13,7 +13,7 @@ def folder(name: str) -> Path:
 
 def configs() -> dict[str, Path]:
     """Shipped configs by name."""
-    return {path.stem: path for path in sorted(folder("configs").glob("*.yaml"))}
+    return {path.stem: path for path in sorted(folder("configs").glob("*.yaml"), key=lambda path: path.stem)}
 
 
 def samples() -> dict[str, Path]:

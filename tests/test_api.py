@@ -67,6 +67,12 @@ def test_weights_without_scores_and_a_stream_without_a_head_have_the_same_bits()
     assert all(torch.equal(x, every[path]) for path, x in alone.items())
 
 
+def test_a_layer_may_be_counted_from_the_end():
+    m = gptcli.open()
+    assert m.trace("Cats sit on", -1) == m.trace("Cats sit on", 1) != m.trace("Cats sit on", -2)
+    assert m.maps("Cats sit on", layer=-2, head=0) == m.maps("Cats sit on", layer=0, head=0)
+
+
 def test_heads_are_ranked():
     m = gptcli.open(dtype="f64")
     pattern = m.activations("Cats sit on", "layers.1.attn.pattern")["layers.1.attn.pattern"][0, 1]
@@ -110,6 +116,9 @@ def test_errors_are_those_of_the_command_line():
         lambda: gptcli.open().logits("Dogs"),
         lambda: gptcli.open().trace("Cats", 5),
         lambda: gptcli.open().maps("Cats", layer=2),
+        lambda: gptcli.open().trace("Cats", -3),
+        lambda: gptcli.open().edited(ablate="L0H0").diff("cats", "Cats"),
+        lambda: gptcli.open().diff(gptcli.open().edited(ablate="L0H0"), "Cats"),
         lambda: gptcli.open().edited(ablate="L0H9").logits("Cats"),
         lambda: gptcli.open().edited(set={"layers.0.attn.pattern[0,0,0]": 1.0}).logits("Cats"),
     ):

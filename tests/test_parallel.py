@@ -11,14 +11,18 @@ from pathlib import Path
 import pytest
 import torch
 
+from gptcli.cli.edits import EditOptions
 from gptcli.config import read_config
+from gptcli.errors import GptcliError
 from gptcli.layout import Param, layout
 from gptcli.model.forward import forward
 from gptcli.model.init import random_weights
 from gptcli.model.parallel import shared
 from gptcli.model.weights import EVERY_ROW, Lazy, Weights
+from gptcli.run import Run
 from gptcli.shard import axis, local, span, splits, summed, whole
 from gptcli.shipped import configs
+from gptcli.source import open_model
 from gptcli.spec import Experts, Relative, Spec
 from tests.command import gptcli
 from tests.oracle import save_toy
@@ -215,6 +219,35 @@ def test_a_rank_that_goes_ends_the_others_with_one_line(how: str, said: str, tmp
     done = torchrun("topk", "-m", tmp_path, "--ids", "5,17", script=script)
     assert done.returncode and not done.stdout
     assert len(told(done)) == 1 and told(done)[0].startswith(said)
+
+
+@pytest.mark.parametrize(
+    "words, said",
+    [
+        (["topk", "-"], "standard input and --parallel"),
+        (["topk", "Cats", "--stream", "on"], "--stream on and --parallel"),
+        (["forward", "Cats", "--stages"], "--stages and --parallel"),
+        (["params", "cats", "gpt2-small", "--seq-len", "4", "--devices", "2"], "--devices 2: several models are named"),
+    ],
+)
+def test_what_ranks_can_not_do_together(words, said):
+    done = gptcli(*words, *(["--parallel", "tensor"] * (words[0] != "params")))
+    assert done.status == 2 and done.err.startswith(f"gptcli: {said}") and done.err.count("\n") == 1
+
+
+def test_an_edit_needs_all_heads_in_one_process():
+    run = Run(open_model("tiny-gpt2"), [[1, 2]], group=Threads(0, 2, [], threading.Barrier(1)))
+    with pytest.raises(GptcliError, match="--ablate and --parallel"):
+        EditOptions(ablate=["L0H1"]).make(run)
+    assert run.notes == ["2 ranks, each with its share of the weights"]
+
+
+def test_torchrun_without_the_option_is_refused(monkeypatch):
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
+    for rank, lines in (("0", 1), ("1", 0)):
+        monkeypatch.setenv("RANK", rank)
+        done = gptcli("topk", "Cats sit on")
+        assert (done.status, done.out, done.err.count("\n")) == (2, "", lines)
 
 
 def test_one_process_alone_is_refused():

@@ -58,7 +58,9 @@ def forward(
     """
     from gptcli.report.forward import forward_report
 
-    group = join(parallel, how)
+    if stages and parallel:
+        raise GptcliError("--stages and --parallel", "each rank sees its own heads: leave one out", "parallel")
+    group = join(parallel, how, read, text)
     out.check(".safetensors", ".npy")
     model = given.open(example=read.example)
     fed = read_ids(model, text, read)
@@ -98,7 +100,7 @@ def topk(
     """
     from gptcli.report.topk import topk_report
 
-    group = join(parallel, how)
+    group = join(parallel, how, read, text)
     out.check()
     model = given.open(example=read.example)
     fed = read_ids(model, text, read)
@@ -127,7 +129,7 @@ def score(
     """
     from gptcli.report.score import score_report
 
-    group = join(parallel, how)
+    group = join(parallel, how, read, text)
     out.check()
     model = given.open(example=read.example)
     fed = read_ids(model, text, read)
@@ -189,6 +191,8 @@ def params(
     names = models or [None]
     if len(names) > 1 and given.config is not None:
         raise GptcliError(f"-c {given.config}: several models are named", "-c describes one", "usage")
+    if len(names) > 1 and devices is not None:
+        raise GptcliError(f"--devices {devices}: several models are named", "name one", "usage")
     opened = [given.open(name, config_only=True) for name in names]
     reports = [params_report(model, by, dtype, out.full, workload, card) for model in opened]
     if len(reports) == 1:

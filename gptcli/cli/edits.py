@@ -93,6 +93,8 @@ class EditOptions:
         from gptcli.report.edits import edits_of
 
         self.check()
+        if self.given and run.group is not None:
+            raise GptcliError(f"{self.given[0]} and --parallel", "an edit needs all heads in one process", "parallel")
         if self.given:
             run.edits = edits_of(run, self.requests(), position, attending, names)
 

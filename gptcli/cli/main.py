@@ -5,6 +5,7 @@
 
 import gc
 import os
+import signal
 import sys
 from contextlib import suppress
 from importlib import import_module
@@ -122,6 +123,10 @@ def attempt() -> int:
     """Runs the command line in sys.argv; returns the exit status of what could run, and raises what went wrong."""
     import typer
 
+    if "TORCHELASTIC_RUN_ID" in os.environ and not any(word.startswith("--parallel") for word in sys.argv[1:]):
+        if os.environ.get("RANK") != "0":
+            return 2
+        raise GptcliError("torchrun started this", "add --parallel tensor, or start gptcli without it", "parallel")
     names = [name for name, _, _ in (*COMMANDS, *GROUPS)]
     wanted, inner = [*sys.argv[1:3], None, None][:2]
     wanted = wanted if wanted in names else None
@@ -154,9 +159,12 @@ def fail(error: GptcliError, status: int = 2) -> int:
     """
     from gptcli.render.signs import harmless, printable
 
-    if (parallel := sys.modules.get("gptcli.model.parallel")) is not None and not parallel.first_to_tell():
-        return status
-    stderr = sys.__stderr__ if getattr(sys.stderr, "name", "") == os.devnull else sys.stderr
+    if (parallel := sys.modules.get("gptcli.model.parallel")) is not None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun's, once one has failed: there is time to say why
+        if not parallel.first_to_tell():
+            return status
+        if getattr(sys.stderr, "name", "") == os.devnull:
+            sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
     try:
         if "--json" in sys.argv:
             from gptcli.render.plain import error_json
@@ -166,7 +174,7 @@ def fail(error: GptcliError, status: int = 2) -> int:
     except OSError:  # it was standard output that failed
         silence()
     with suppress(OSError):
-        print(printable(harmless(f"gptcli: {error}"), stderr.encoding), file=stderr, flush=True)
+        print(printable(harmless(f"gptcli: {error}"), sys.stderr.encoding), file=sys.stderr, flush=True)
     return status
 
 

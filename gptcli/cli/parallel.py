@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from gptcli.errors import GptcliError
+
 if TYPE_CHECKING:
-    from gptcli.cli.options import RunOptions
+    from gptcli.cli.options import RunOptions, TextOptions
     from gptcli.model.parallel import Group
 
 Parallel = Annotated[
@@ -20,7 +22,7 @@ Parallel = Annotated[
 ]  # fmt: skip
 
 
-def join(parallel: str | None, how: "RunOptions") -> "Group | None":
+def join(parallel: str | None, how: "RunOptions", read: "TextOptions", text: list[str] | None) -> "Group | None":
     """The processes that run one model together, joined; None where this one runs it alone. Raises GptcliError.
 
     A process computes on the device of its own number, unless --device says cpu. torchrun ends all of them where one
@@ -28,13 +30,19 @@ def join(parallel: str | None, how: "RunOptions") -> "Group | None":
     """
     if parallel is None:
         return None
+    if "-" in (text or ()) or "/dev/" in f"{read.ids} {read.source_ids}":
+        raise GptcliError("standard input and --parallel", "each process reads by itself: give --ids @FILE", "parallel")
+    if how.stream == "on":
+        raise GptcliError("--stream on and --parallel", "each rank keeps its share: leave --stream out", "parallel")
     from gptcli.model.device import choose_device
     from gptcli.model.parallel import Processes, lost, own_device
 
     def ended(*_: object) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         raise lost(group, "torchrun ended this one")
 
-    how.device = own_device() if how.device in ("auto", "cuda") else how.device
+    if how.device in ("auto", "cuda"):
+        how.device = own_device(how.device)
     group = Processes(choose_device(how.device))
     signal.signal(signal.SIGTERM, ended)
     if group.rank > 0:

@@ -22,7 +22,7 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     rows, dense = x.numel() // x.shape[-1], weight.is_contiguous() or weight.T.is_contiguous()
     fits = x.dtype == torch.float32 and x.device.type == "cpu" and rows >= (FEW if dense else MANY)
     differentiated = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
-    if not fits or differentiated or not by_onednn():
+    if not by_onednn() or not fits or differentiated:
         return F.linear(x, weight, bias)
     weight = weight if dense else weight.T.contiguous().T
     bias = None if bias is None else bias.contiguous()  # the operator doesn't look at its stride

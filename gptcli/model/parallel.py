@@ -70,10 +70,10 @@ def lost(group: Group, how: str) -> GptcliError:
     return GptcliError(f"rank {group.rank} of {group.ranks} has lost another ({how})", hint, "parallel")
 
 
-def own_device() -> str:
-    """The CUDA device that is this process's among those of its machine; the CPU where there is none."""
+def own_device(wanted: str) -> str:
+    """The CUDA device that is this process's among those of its machine; of `auto`, the CPU where there is none."""
     local = int(os.environ.get("LOCAL_RANK", 0))
-    return f"cuda:{local}" if local < torch.cuda.device_count() else "cpu"
+    return f"cuda:{local}" if wanted == "cuda" or local < torch.cuda.device_count() else "cpu"
 
 
 def first_to_tell() -> bool:

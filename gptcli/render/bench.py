@@ -1,6 +1,7 @@
 """`bench` in a terminal: time, rate and memory, then a row for each stage."""
 
 from gptcli.render.common import title
+from gptcli.render.costs import scaled
 from gptcli.render.screen import Screen
 from gptcli.report.bench import BenchReport
 
@@ -17,12 +18,16 @@ def draw(report: BenchReport, screen: Screen) -> None:
     screen.flow([[f"{texts} of T = {report.tokens:,}{source}"], [f"logits of {logits}"], [threads]], gap=" · ")
     share = report.flops_per_second / report.product_flops_per_second
     rows = [
-        ("least", f"{1000 * report.least:,.2f}", f"ms, of {len(report.seconds)} passes"),
+        (
+            "least",
+            f"{1000 * report.least:,.2f}",
+            f"ms, of {len(report.seconds)} pass{'es' * (len(report.seconds) != 1)}",
+        ),
         ("median", f"{1000 * report.median:,.2f}", "ms"),
         ("rate", f"{report.tokens_per_second:,.0f}", "tokens/s"),
-        ("work", f"{report.flops / 1e9:,.2f}", "GFLOP a pass (2 × multiply-adds, masked pairs left out)"),
-        ("reached", f"{report.flops_per_second / 1e9:,.1f}", f"GFLOP/s, {100 * share:.1f} % of the fastest product's"),
-        ("product", f"{report.product_flops_per_second / 1e9:,.1f}", "GFLOP/s, the best of large matrix products"),
+        ("work", scaled(report.flops), "FLOPs a pass (2 × multiply-adds, masked pairs left out)"),
+        ("reached", scaled(int(report.flops_per_second)), f"FLOP/s, {100 * share:.2g} % of the fastest product's"),
+        ("product", scaled(int(report.product_flops_per_second)), "FLOP/s, the best of large matrix products"),
     ]
     if report.peak_bytes is not None:
         rows.append(("memory", f"{report.peak_bytes / 2**20:,.0f}", "MiB held at most, libraries and files' pages too"))

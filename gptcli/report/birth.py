@@ -44,6 +44,8 @@ def birth(run: Run, rows: Literal["last", "all"] = "all") -> Finding:
     """The finding for a run whose logits (or final vectors) are not finite. rows: as in that run."""
     from gptcli.model.birth import Search
 
+    if run.group is not None:  # a rank that stops at what it alone holds would leave the others waiting
+        return Finding("not-finite", "logits hold NaN or infinity: one process alone tells where it is born", "logits")
     axes = dict(points(run.model.spec))
     born = _stopped(run, rows, Search(axes))
     if born is None:  # what made it is no part of the pass alone

@@ -9,8 +9,6 @@ from gptcli.memory import peak
 from gptcli.shard import axis, local, span, splits, whole
 from gptcli.spec import Dense, Experts, Spec
 
-MOST = 1024  # ranks that a plan goes up to
-
 
 @data
 class Share:
@@ -30,7 +28,7 @@ class Devices:
     each token in the sums of partial products (`sums` of them), and for each position whose logits are gathered.
 
     whole: what every rank computes by itself, and why; plan: shares of other numbers of ranks, up to the first that
-    fits into `memory` bytes, or of which no more helps.
+    fits into `memory` bytes.
     """
 
     share: Share
@@ -57,8 +55,7 @@ def devices_of(spec: Spec, ranks: int, tokens: int, batch: int, source: int, dty
     sums, wide = _sums(spec, ranks), max(4, count.ITEM_BYTES[dtype])
     others = ranks - 1
     plan = []
-    numbers = (2**n for n in range(MOST.bit_length())) if memory is not None else ()
-    for number in numbers:
+    for number in _numbers(spec, ranks) if memory is not None else ():
         plan.append(_share(spec, number, tokens, batch, source, dtype, memory))
         if plan[-1].fits:
             break
@@ -73,6 +70,12 @@ def devices_of(spec: Spec, ranks: int, tokens: int, batch: int, source: int, dty
         whole=whole(spec, ranks),
         plan=plan,
     )
+
+
+def _numbers(spec: Spec, ranks: int) -> list[int]:
+    """Ranks that a plan tries: those that its heads divide into, and the number that was asked for."""
+    heads = spec.attention.n_heads
+    return sorted({ranks, *(number for number in range(1, heads + 1) if heads % number == 0)})
 
 
 def _share(spec: Spec, ranks: int, tokens: int, batch: int, source: int, dtype: str, memory: int | None) -> Share:

@@ -127,7 +127,8 @@ class Request(NamedTuple):
 
     @property
     def said(self) -> str:
-        return f"--{self.kind} {self.value}"
+        instead = " --ablate-with mean" if self.kind == "ablate" and self.ablate_with == "mean" else ""
+        return f"--{self.kind} {self.value}{instead}"
 
     def refused(self, why: str, hint: str) -> GptcliError:
         """What is raised where it can't be done."""
