@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import shutil
 import threading
 from dataclasses import replace
@@ -194,6 +195,38 @@ def test_weights_that_are_the_other_s_rounded_are_named(toys, tmp_path, kept_in)
     assert found["parted"]["path"] == "layers.1.mlp.up" and found["parted"]["bug"] and found["told"] == []
 
 
+def test_weights_that_have_gone_through_a_narrower_type_are_named(toys, tmp_path):
+    """Saved in float32 on both sides. Of numbers that fit bfloat16 on both sides, one changed tensor is no rounding."""
+
+    def through(tensors):
+        tensors |= {name: x.bfloat16().float() for name, x in tensors.items()}
+
+    def finer(tensors):
+        tensors |= {name: x * 1.001 for name, x in tensors.items()}
+
+    def touched(tensors):
+        tensors["model.layers.1.mlp.up_proj.weight"] *= 1.00024
+
+    def flipped(tensors):
+        bits = tensors["model.layers.1.mlp.down_proj.weight"].view(torch.int32)
+        bits[3, 2] ^= 1 << 10
+
+    fine = changed(toys / "llama", tmp_path / "fine", finer)
+    coarse = changed(fine, tmp_path / "coarse", through)
+    for sides, letters in (((fine, coarse), "BA"), ((coarse, fine), "AB")):
+        ran = run("diff", *sides, *FED, "--json")
+        told = f"{letters[0]}'s weights are {letters[1]}'s in bfloat16: the exact values are the finer ones"
+        assert (ran.status, ran.json["verdict"], ran.json["told"]) == (0, "rounding", [told])
+        ran = run("diff", *sides, "--weights", "-q")
+        assert (ran.status, ran.out) == (0, f"{letters[0]}'s weights are {letters[1]}'s in bfloat16 (rounded)\n")
+    for name, change, path in (("t", touched, "layers.1.mlp.up"), ("f", flipped, "layers.1.mlp_out")):
+        other = changed(coarse, tmp_path / name, change)
+        ran = run("diff", coarse, other, *FED, "--json")
+        assert (ran.status, ran.json["parted"]["path"], ran.json["parted"]["bug"]) == (1, path, True)
+        ran = run("diff", coarse, other, "--weights", "-q")
+        assert ran.status == 1 and "only layers.1.mlp." in ran.out
+
+
 def test_each_rounds_to_the_type_that_it_stores(toys, tmp_path):
     """Numbers of bfloat16 below 2^-14 are rounded again in float16, whose steps there are 2^-24 wide."""
 
@@ -359,7 +392,13 @@ def test_a_nan_on_one_side(toys, tmp_path):
     assert parted["worst"]["channel"] == 5 and parted["worst"]["b"] is None
     [cause] = ran.json["causes"]
     assert cause["code"] == "not-finite" and "layers.1.attn.o.weight[5, 2] is NaN" in cause["said"]
-    assert run("diff", other, other, *FED, "-q").out.startswith("identical")  # NaN in the same places is the same
+    # NaN in the same places is the same, and a finding.
+    ran = run("diff", other, other, *FED, "-q")
+    assert ran.status == 1 and ran.out.startswith("identical")
+    assert "from layers.1.attn_out on there is NaN or Inf on both sides (20 numbers)" in ran.out  # one a position
+    assert "A's layers.1.attn.o.weight holds 1 number" in run("diff", other, other, "--weights", "-q").out
+    table = run("diff", toys / "llama", other, *FED).out.splitlines()
+    assert all("1.000000" not in line for line in table if "∞" in line)
 
 
 def test_what_one_type_does_not_hold_is_no_bug(toys, tmp_path):
@@ -591,6 +630,8 @@ def test_constants_decide_in_place_of_float64(toys, tmp_path):
     assert (found["verdict"], found["by"]) == ("rounding", "constants")
     ran = run("diff", toys / "llama", other, *FED, "--atol", most * 0.999, "--json")
     assert ran.status == 1 and (ran.json["parted"]["path"], ran.json["parted"]["bug"]) == ("logits", None)
+    ran = run("diff", toys / "llama", other, *FED, "--atol", 10, "-q")
+    assert ran.out == "equal within the tolerance that was given\n"
     share = float((numpy.abs(a.astype(float) - b) / numpy.abs(a.astype(float))).max())
     assert run("diff", toys / "llama", other, *FED, "--rtol", share * 1.001, "-q").status == 0
     assert run("diff", toys / "llama", other, *FED, "--rtol", share * 0.999, "-q").status == 1
@@ -618,6 +659,14 @@ def test_only_these_activations(toys, tmp_path):
         (["trace:cats.safetensors", "cats"], "gptcli: cats.safetensors: cats.safetensors: no such file"),
         (["cats", "cats", "Cats", "--ids", "1"], "a text and --ids"),
         (["cats", "cats", "--atol", "-1"], "atol"),
+        (["cats", "cats", "--atol", "nan"], "--atol nan: no tolerance"),
+        (["cats", "cats", "Cats", "--dtype-b", "f8"], "--dtype-b f8: no such type"),
+        (
+            ["cats", "tiny-gpt2", "--reference", "transformers"],
+            "'tiny-gpt2' is a model, not a text; with --reference only",
+        ),
+        (["cats", "cats", "Cats", "--at", "foo"], "`gptcli trace --list` prints"),
+        (["cats", "cats", "--ids", "1,999999"], "id 999999 is outside A's vocabulary"),
         (["cats", "--reference", "llama.cpp"], "reference"),
         (["cats", "cats", "Dogs"], "Dogs"),
     ],
@@ -651,6 +700,9 @@ def test_how_it_reads(toys, tmp_path):
     assert "\x1b" not in narrow
     told = [line for line in narrow.splitlines() if str(tmp_path) not in line and str(toys) not in line]
     assert max(map(len, told)) <= 80
+    lines = run("diff", *sides, *FED, columns=60, NO_COLOR="1").out.splitlines()
+    begins = next(i for i, line in enumerate(lines) if line.startswith("activation"))
+    assert max(map(len, lines[begins:])) <= 60
     assert "\x1b[1;31mparted" in run("diff", *sides, *FED, columns=80).out
     run("diff", *sides, *FED, encoding="ascii").out.encode("ascii")
     quiet = run("diff", *sides, *FED, "-q")
@@ -658,6 +710,29 @@ def test_how_it_reads(toys, tmp_path):
     report = tmp_path / "report.json"
     assert run("diff", *sides, *FED, "-q", "-o", report).status == 1
     assert json.loads(report.read_text()) == run("diff", *sides, *FED, "--json").json
+
+
+def test_ids_out_of_a_file_are_read_once(toys, tmp_path):
+    """A pipe can't be read again for the other side."""
+    read, write = os.pipe()
+    os.write(write, b"[[3, 6], [9, 12]]")
+    os.close(write)
+    ran = run("diff", toys / "llama", toys / "llama", "--ids", f"@/dev/fd/{read}", "--json")
+    os.close(read)
+    assert ran.status == 0 and [[one["id"] for one in text] for text in ran.json["tokens"]] == [[3, 6], [9, 12]]
+
+
+def test_what_no_number_shows_is_told(toys, tmp_path):
+    """At position 0 nothing turns."""
+    other = changed(toys / "llama", tmp_path / "b", rope_theta=5000.0)
+    found = run("diff", toys / "llama", other, "--ids", "5", "--json").json
+    said = "no number shows what differs in the architectures: position.theta (10000.0 in A, 5000.0 in B)"
+    assert (found["verdict"], found["told"]) == ("identical", [said])
+
+
+def test_the_worst_logit_is_an_id_s(toys, tmp_path):
+    other = changed(toys / "llama", tmp_path / "b", plus("lm_head.weight", 0.5, row=66))
+    assert "the logit of id 66 ·" in run("diff", toys / "llama", other, *FED).out
 
 
 def test_standard_input_is_read_for_both(toys):

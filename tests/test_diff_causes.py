@@ -9,10 +9,12 @@ prints the table of them.
 """
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
+from itertools import permutations
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import NamedTuple
@@ -386,8 +388,8 @@ def test_what_is_said_names_both_sides_and_the_key_to_mend():
     }
     for plant in PLANTS:
         if (plant.fault, plant.toy) in said:
-            theirs = values(opened(planted(plant)))
-            [cause] = explained(opened(original(plant.toy)), theirs)[1]
+            b = opened(planted(plant))
+            [cause] = explained(opened(original(plant.toy)), values(b), b_model=b.model)[1]
             b_does, a_does, mend = said[plant.fault, plant.toy]
             of_b, of_a = cause.said.split(" where A ")
             assert b_does in of_b and a_does in of_a and mend in cause.mend, cause
@@ -398,7 +400,7 @@ def test_weights_that_nothing_explains_are_named_where_b_has_them():
     cases = [
         ("llama", each(torch.zeros_like, "layers.1.mlp.down_proj"), "layers.1.mlp_out", "is all zeros"),
         ("gpt2", each(lambda x: x / 2, "h.1.mlp.c_fc.weight"), "layers.1.mlp.up", "0.5 times A's"),
-        ("gpt2", each(lambda x: x + x.flip(0), "h.0.mlp.c_fc.weight"), "layers.0.mlp.up", "100% of its numbers"),
+        ("gpt2", each(lambda x: x + x.flip(0), "h.0.mlp.c_fc.weight"), "layers.0.mlp.up", "in 2,304 of 2,304 numbers"),
         ("gpt2", own_head, "logits", "B's head has weights of its own where A's is the token embedding"),
         ("llama", each(lambda x: x.roll(1, 0), "embed_tokens"), "embed", "embed.weight isn't A's"),
     ]
@@ -409,6 +411,127 @@ def test_weights_that_nothing_explains_are_named_where_b_has_them():
         assert parted == first and said in cause.said, cause
         assert cause.code == ("tie" if edit is own_head else "weight")
         assert explained(a, theirs)[1] == []  # the values alone tell nothing
+
+
+def causes_of(a: Path, b: Path) -> list[tuple[str, str, str]]:
+    """By the command: the code, what is said, and the mend of each cause."""
+    ran = diff(a, b)
+    assert ran.status == 1, ran.err
+    return [(cause["code"], cause["said"], cause["mend"]) for cause in ran.json["causes"]]
+
+
+def dumped(run: Run, path: Path, change: Callable[[dict[str, Tensor]], dict[str, Tensor]]) -> Path:
+    save_file({name: x.contiguous().clone() for name, x in change(values(run)).items()}, path)
+    return path
+
+
+def in_float32(toy: str) -> Run:
+    return Run(open_model(str(original(toy))), IDS[:1].tolist(), "float32", "cpu")
+
+
+FAMILIES = ("gpt2", "llama", "qwen3_moe", "gemma2", "phi3", "gpt_oss", "nanochat")
+
+
+@pytest.mark.parametrize("pair", list(permutations(FAMILIES, 2)), ids="-".join)
+def test_families_of_one_width_can_be_compared(pair):
+    """What can't be run on these weights is no hypothesis: one of position, of experts, of a norm that isn't there."""
+    a, b = map(original, pair)
+    assert causes_of(a, b)
+
+
+QKV_NOISE = stored(lambda held: {n: x + x.cos() if "h.0.attn.c_attn" in n else x for n, x in held.items()})
+TUNED = stored(lambda held: {n: x + x.cos() if "layers." in n else x for n, x in held.items()})
+
+
+def one_number(x: Tensor) -> Tensor:
+    return x + torch.zeros_like(x).index_put((torch.tensor(0), torch.tensor(0)), torch.tensor(1.0, dtype=x.dtype))
+
+
+def k_for_v(held: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: held[re.sub("[kv]_proj", lambda x: {"k": "v", "v": "k"}[x[0][0]] + "_proj", name)] for name in held}
+
+
+@pytest.mark.parametrize(
+    ("toy", "edit", "code", "said", "mend"),
+    [
+        ("gpt2", config(n_head=2), "heads", "2 heads of 12 where A has 4 heads of 6", "n_head in B's config.json"),
+        ("llama", config(num_attention_heads=2, num_key_value_heads=1, head_dim=12), "heads",
+         "2 heads of 12 (1 of keys and values)", "num_attention_heads"),
+        ("llama", each(to_pairs, "0.self_attn.q_proj"), "rotary-rows", "rows of q alone", "q and k rows"),
+        ("llama", each(to_pairs, "0.self_attn.k_proj"), "rotary-rows", "rows of k alone", "q and k rows"),
+        ("llama", stored(k_for_v), "fused-order", "B takes q, v, k for q, k, v", "the order of q, k, v"),
+        ("llama", each(one_number, "0.mlp.up_proj"), "weight", "in 1 of 960 numbers", "that tensor"),
+        ("gpt2", QKV_NOISE, "weight",
+         "B's layers.0.attn.q.{weight,bias} are other ones than A's; 4 others of layers.0 differ too", "--weights"),
+        ("llama", TUNED, "weight", "8 others of layers.0 differ too", "--weights"),
+        ("qwen2", each(torch.zeros_like, "proj.bias"), "missing-bias", "no layers.0.attn.{q,k,v}.bias", "biases"),
+        ("gpt2", each(lambda x: x.T, "h.1.attn.c_proj.weight"), "transposed", "layers.1.attn.o.weight is", "matrix"),
+        ("nanochat", spec("norm.embedding", False), "embedding-norm", "B doesn't norm the embedding where A norms",
+         "norm.embedding in B's config"),
+    ],
+)  # fmt: skip
+def test_what_is_said_of_two_checkpoints(toy, edit, code, said, mend):
+    [(found, b_does, how)] = causes_of(original(toy), edited(toy, edit))
+    assert (found, said in b_does, mend in how) == (code, True, True), (b_does, how)
+
+
+def test_two_faults_at_one_activation_are_named_together():
+    edit = in_turn(config(rms_norm_eps=1e-3), each(lambda x: x + 1, "norm.weight"))
+    eps, weight = causes_of(original("llama"), edited("llama", edit))
+    assert (eps[0], weight[0]) == ("norm-eps", "weight") and "layers.0.attn_norm.weight" in weight[1]
+    assert all("2 such changes together" in said for _, said, _ in (eps, weight))
+
+
+def test_where_numbers_that_are_not_finite_on_both_sides_come_from():
+    """One weight of both, so that no number differs."""
+    b = edited("llama", each(lambda x: torch.full_like(x, torch.nan), "1.mlp.down_proj"))
+    causes = diff(b, b).json["causes"]
+    assert [cause["mend"] for cause in causes] == [f"layers.1.mlp.down.weight in {letter}'s file" for letter in "AB"]
+    assert all("NaN is born in layers.1.mlp_out" in cause["said"] for cause in causes)
+
+
+SLIDING, FULL = "sliding_attention", "full_attention"
+
+
+@pytest.mark.parametrize("types", [(SLIDING, FULL, SLIDING), (FULL,) * 3, (SLIDING,) * 3])
+def test_a_layer_of_another_kind_is_named_and_not_its_rotary_base(types, tmp_path):
+    """Kinds of layers that differ by their window and by their base."""
+    sizes = TOYS["gemma3_text"] | {"num_hidden_layers": 3, "sliding_window": 5}
+    save_toy(sizes | {"model_type": "gemma3_text", "layer_types": [SLIDING, SLIDING, FULL]}, tmp_path / "a")
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    config(layer_types=types)(tmp_path / "b")
+    [(code, said, mend)] = causes_of(tmp_path / "a", tmp_path / "b")
+    assert code == "layer-kind" and "layer_types in B's config.json" in mend, (said, mend)
+    assert f"window of {'all' if FULL in types else 5} tokens" in said
+
+
+def test_the_mend_is_of_a_file_that_b_has(tmp_path):
+    """B is a .gguf file, is a directory beside one, and is someone's own arrays."""
+    hf, other = tmp_path / "hf", tmp_path / "other"
+    exact_toy(TOYS["llama"] | {"model_type": "llama", "rms_norm_eps": 1e-6, "rope_theta": 10000.0}, hf)
+    file = convert(hf, tmp_path / "x.gguf")
+    shutil.copytree(hf, other)
+    config(rms_norm_eps=1e-4)(other)
+    assert causes_of(other, file)[0][2] == "llama.attention.layer_norm_rms_epsilon in B's file (norm.eps)"
+    assert causes_of(file, other)[0][2] == "rms_norm_eps in B's config.json (norm.eps)"
+    run = Run(open_model(str(other)), IDS[:1].tolist(), "float32", "cpu")
+    arrays = dumped(run, tmp_path / "x.safetensors", lambda held: held)
+    assert causes_of(hf, arrays)[0][2] == "norm.eps in B's code"
+    assert causes_of(arrays, hf)[0][2] == "norm.eps in A's code"
+
+
+def test_what_is_said_of_arrays(tmp_path):
+    """Queries that aren't turned; a NaN; and what no known slip makes."""
+
+    def put(name: str, make: Callable[[dict[str, Tensor]], Tensor]) -> list[tuple[str, str, str]]:
+        b = dumped(in_float32("llama"), tmp_path / "x.safetensors", lambda held: held | {name: make(held)})
+        return causes_of(original("llama"), b)
+
+    assert [code for code, *_ in put(TURNED, lambda held: held[Q])] == ["position"]
+    nan = ("not-finite", f"in B, NaN or infinity stands first in {ACT}", f"look at how {ACT} is computed in B")
+    assert put(ACT, lambda held: held[ACT].where(held[ACT] < held[ACT].max(), torch.nan)) == [nan]
+    mend = f"look at how {ACT} is computed in B"
+    assert put(ACT, lambda held: held[ACT].cos()) == [("unknown", "none of the known slips closes the gap", mend)]
 
 
 def faulty(

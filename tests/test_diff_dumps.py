@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import shutil
 from functools import cache
 from pathlib import Path
 
@@ -350,14 +351,20 @@ def test_names_that_mean_nothing_are_listed(toy, tmp_path):
         side(tmp_path / "x", run)
 
 
-def test_scores_behind_a_mask_are_none(toy, tmp_path):
+@pytest.mark.parametrize("name", ["blocks.0.attn.hook_attn_scores", "layers.0.attn.scores"])
+@pytest.mark.parametrize("hides", [float("-inf"), -1e9, -1e4])
+def test_scores_that_a_mask_has_hidden_are_not_compared(name, hides, toy, tmp_path):
+    """What a causal mask lets through is, and so is a score that theirs hides and ours does not."""
     run, held, _ = toy("gpt2")
-    scores = held["layers.0.attn.scores"]
-    hidden = torch.ones_like(scores, dtype=torch.bool).triu(1)
-    name = "blocks.0.attn.hook_attn_scores"
-    arrays = {name: scores.masked_fill(hidden, float("-inf")), "logits": held["logits"]}
-    assert list(shown(side(write(tmp_path / "x", arrays), run))) == ["logits"]
-    assert "layers.0.attn.scores" in shown(side(write(tmp_path / "y", {name: scores}), run))
+    scores, mask = held["layers.0.attn.scores"], torch.ones(len(IDS), len(IDS), dtype=torch.bool).triu(1)
+    words = ["diff", run.model.directory, tmp_path / "x", "--dtype", "f64", "--ids", ",".join(map(str, IDS)), "--json"]
+    write(tmp_path / "x", {name: scores.masked_fill(mask, hides)})
+    ran = gptcli(*words)
+    assert ran.status == 0 and ran.json["verdict"] in ("identical", "rounding")
+    mask[5, 2] = True
+    write(tmp_path / "x", {name: scores.masked_fill(mask, hides)})
+    worst = gptcli(*words).json["parted"]["worst"]
+    assert (worst["position"], worst["key"]) == (5, 2)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "bart"])
@@ -387,6 +394,95 @@ def test_half_types_come_as_they_are(toy, tmp_path):
     assert (dumps.dtype, found["embed"].dtype, found["logits"].dtype) == (torch.float32, torch.bfloat16, torch.float32)
 
 
+@pytest.mark.parametrize(
+    ("computed", "saved"),
+    [("bfloat16", "float32"), ("float16", "float32"), ("float32", "float64"), ("float32", "float32")],
+)
+def test_arrays_are_of_the_type_that_holds_their_numbers(computed, saved, toy, tmp_path):
+    """numpy has no bfloat16; and logits are float32 in many codes."""
+    model = toy("llama")[0].model
+    run, recorder = Run(model, [IDS], computed), Recorder("*")
+    run.forward("all", recorder)
+    arrays = {path: x.to(getattr(torch, saved)) for path, x in recorder.kept.items()}
+    arrays["logits"] = arrays["logits"] * 1.0001
+    assert side(write(tmp_path / "x", arrays), run).dtype == getattr(torch, computed)
+    arrays["logits"] = arrays["logits"] / 1.0001
+    write(tmp_path / "x", arrays | {"input_ids": torch.tensor(IDS)})
+    ran = gptcli("diff", model.directory, tmp_path / "x", "--json")
+    assert ran.status == 0 and ran.json["a"]["dtype"] == computed
+
+
+def test_a_padded_vocabulary_is_compared_in_what_both_have(toy, tmp_path):
+    """Of 97 ids padding may make 128, and not 64."""
+    run, held, _ = toy("llama")
+    dumps = side(write(tmp_path / "x", {"logits": torch.nn.functional.pad(held["logits"], (0, 31))}), run)
+    assert torch.equal(shown(dumps)["logits"], held["logits"])
+    assert dumps.model.notes == [f"{tmp_path / 'x'}: 128 ids in logits and 97 in the model: the first 97 are compared"]
+    with pytest.raises(GptcliError, match=r"logits is \[B,T,V\]"):
+        side(write(tmp_path / "y", {"logits": held["logits"][..., :64]}), run)
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's own, of kinds that are new or old
+def test_tensors_without_plain_numbers_are_refused(toy, tmp_path):
+    run, held, _ = toy("gpt2")
+    odd = {
+        "sparse": held["logits"].to_sparse(),
+        "meta": held["logits"].to("meta"),
+        "nested": torch.nested.nested_tensor([held["logits"][0]]),
+        "quantised": torch.quantize_per_tensor(held["logits"].float(), 0.1, 0, torch.qint8),
+    }
+    for name, x in odd.items():
+        torch.save({"logits": x}, tmp_path / f"{name}.pt")
+        with pytest.raises(
+            GptcliError, match=r"\.pt: (logits is sparse, nested|torch's weights-only loader refuses|it holds)"
+        ):
+            side(tmp_path / f"{name}.pt", run)
+
+
+def test_which_texts_they_are_of_must_be_clear(toy, tmp_path):
+    """One line each: which end is padded, ids that are none, of a file, of the other side, and of neither."""
+    run, held, _ = toy("gpt2")
+    logits, words = {"logits": held["logits"]}, ["diff", run.model.directory, tmp_path / "x"]
+    for arrays, more, said in (
+        ({"logits": torch.zeros(2, 3, 97)}, ["--ids", "[[1,2,3],[4,5]]"], "texts of different lengths"),
+        (logits | {"ids": torch.tensor([IDS]), "attention_mask": torch.tensor([[1] * 7 + [0]])}, [], "attention_mask"),
+        (logits | {"ids": torch.ones(8)}, [], "x: ids: float32 [8] is no list of ids"),
+        (logits | {"ids": torch.tensor([*IDS[1:], 97])}, [], "x: ids: id 97 is outside the vocabulary"),
+        (logits | {"ids": torch.tensor(IDS)}, ["--ids", "1,2,3,4,5,6,7,8"], "A and B are of other texts"),
+        (logits, [], "x: no array among them says what was read"),
+    ):
+        shutil.rmtree(tmp_path / "x", ignore_errors=True)
+        write(tmp_path / "x", arrays)
+        ran = gptcli(*words, *more)
+        assert ran.status == 2 and said in ran.err and ran.err.count("\n") == 1, ran.err
+
+
+def test_modules_whose_output_is_that_of_their_last(toy, tmp_path):
+    run, held, _ = toy("llama")
+    arrays = {"model.layers.0.self_attn": held["layers.0.attn_out"], "model.layers.0.mlp": held["layers.0.mlp_out"]}
+    found = shown(side(write(tmp_path / "x", arrays), run))
+    assert list(found) == ["layers.0.attn_out", "layers.0.mlp_out"]
+
+
+def test_beside_a_trace_they_are_no_random_weights(toy, tmp_path):
+    run, held, _ = toy("llama")
+    ran = gptcli(
+        "trace",
+        "-m",
+        run.model.directory,
+        "--ids",
+        ",".join(map(str, IDS)),
+        "--at",
+        "*",
+        "-o",
+        tmp_path / "t.safetensors",
+    )
+    assert ran.status == 0
+    write(tmp_path / "x", {"logits": held["logits"].float()})
+    found = gptcli("diff", tmp_path / "t.safetensors", tmp_path / "x", "--json").json
+    assert (found["b"]["weights"], found["b"]["seed"]) == ("checkpoint", None)
+
+
 class Trap:
     """What a pickle may ask its loader to call."""
 
@@ -407,7 +503,7 @@ def test_no_file_runs_code(toy, tmp_path):
         ("x.pt", "x.pt"),
         ("y.pt", "refuses to build"),
         ("logits.npy", "Python objects"),
-        ("z.npz", "allow_pickle"),
+        ("z.npz", "Python objects"),
     ):
         with pytest.raises(GptcliError, match=said):
             side(tmp_path / name, run)
@@ -417,9 +513,10 @@ def test_no_file_runs_code(toy, tmp_path):
 @pytest.mark.parametrize(
     ("name", "data", "said"),
     [
-        ("logits.npy", b"", "No data left in file|EOF"),
-        ("logits.npy", b"\x93NUMPY\x01\x00", "EOF|magic|header"),
-        ("x.npz", b"PK\x03\x04", "zip"),
+        ("logits.npy", b"", "no whole .npy file"),
+        ("logits.npy", b"\x93NUMPY\x01\x00", "no whole .npy file"),
+        ("logits.npy", b"1, 2, 3", "no whole .npy file"),
+        ("x.npz", b"PK\x03\x04", "no whole .npz file"),
         ("x.safetensors", b"\x10\x00", "safetensors"),
         ("x.pt", b"hello", "x.pt"),
         ("x.txt", b"1 2 3", "no array in it"),

@@ -328,6 +328,24 @@ def test_what_was_done_to_a_tensor_is_named(name, dtype, tmp_path):
     assert report.said == f"only layers.1.{of.removesuffix('.weight')} differs: {said}"
 
 
+@pytest.mark.parametrize(
+    ("name", "change", "said"),
+    [
+        ("embed", lambda t, x: x.roll(1, 0), "its rows are in another order"),
+        ("layers.1.mlp.up", lambda t, x: x.flip(0), "its rows are in another order"),
+        ("layers.1.mlp.down", lambda t, x: x.flip(1), "its columns are in another order"),
+        ("layers.1.mlp_norm", lambda t, x: x.flip(0), "its numbers are in another order"),
+        ("layers.1.attn.q", lambda t, x: t["layers.2.attn.q.weight"], "it holds A's of layer 2"),
+        ("layers.1.attn.q", lambda t, x: 0 * x, "zeros throughout"),
+    ],
+)
+def test_numbers_that_stand_elsewhere_or_nowhere(name, change, said, pair):
+    def moved(tensors):
+        tensors[f"{name}.weight"] = change(dict(tensors), tensors[f"{name}.weight"]).clone()
+
+    assert pair(moved).said == f"only {name} differs: {said}"
+
+
 @pytest.mark.parametrize("norm", ["head", "each", "whole"])
 def test_norms_of_queries_are_permuted_as_their_rows_are(norm, pair):
     of = spec(attention=SPEC["attention"] | {"qk_norm": norm})

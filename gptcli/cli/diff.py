@@ -1,5 +1,7 @@
 """`diff`: two sides of one computation, where they part, and whether it is a bug or rounding."""
 
+import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -7,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from gptcli.cli.options import OutputOptions, RunOptions, TextOptions, came_from, command
-from gptcli.cli.text import read_ids, read_texts
+from gptcli.cli.text import parse_ids, read_ids, read_texts, refuse_a_model
+from gptcli.count import dtype_name
 from gptcli.errors import GptcliError
 
 if TYPE_CHECKING:
@@ -94,8 +97,12 @@ def diff(
         return
     if dtype_b is not None and sides[1].kind != "model":
         raise GptcliError(f"--dtype-b {dtype_b}: B is no model", "arrays have the type that they were written in")
+    _check(text, reference, dtype_b, {"--atol": atol, "--rtol": rtol})
     if text == ["-"]:  # for both sides
         text = read_texts(text, read.batch)
+    for option in ("ids", "source_ids", "segments"):
+        if (said := getattr(read, option)) and said.startswith("@"):  # read once: it may be a pipe
+            setattr(read, option, json.dumps(parse_ids(f"--{option.replace('_', '-')}", said)))
     given = bool(text or read.ids or read.source or read.source_ids)
     dtypes = how.dtype, how.dtype if dtype_b is None else dtype_b
     request = Request(
@@ -112,6 +119,24 @@ def diff(
     report = diff_report(a, b, at or (), constants, told)
     notes = dict.fromkeys([*a.model.notes, *b.model.notes])
     out.show(report, list(notes))
+
+
+def _check(text: list[str], reference: str | None, dtype_b: str | None, constants: dict[str, float | None]) -> None:
+    """Refuses what this command's own options don't mean."""
+    for option, value in constants.items():
+        if value is not None and not math.isfinite(value):
+            raise GptcliError(f"{option} {value}: no tolerance", "give a number from 0 on")
+    try:
+        dtype_name(dtype_b or "auto", "float32")
+    except GptcliError as error:
+        raise GptcliError(error.message.replace("--dtype", "--dtype-b"), error.hint, error.code) from None
+    try:
+        refuse_a_model(text[0] if text else "")
+    except GptcliError as error:
+        if "is a model" not in error.message:
+            raise
+        hint = "with --reference only A is named" if reference else "A and B are named before it"
+        raise GptcliError(error.message, hint) from None
 
 
 # What says how to run, and would be dropped where nothing is run.

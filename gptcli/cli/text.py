@@ -111,7 +111,7 @@ def _read_text(model: Model, words: list[str], read: "TextOptions", has_source: 
         return Fed(parse_ids("--ids", read.ids))
     begun = has_source and model.start is not None and read.bos is not False  # a decoder's text may be its start alone
     if words:
-        _refuse_a_model(words[0])
+        refuse_a_model(words[0])
         texts = read_texts(words, read.batch)
     elif _unread_input():
         raise GptcliError("standard input holds a text, but nothing said to read it", "write - in the text's place")
@@ -168,7 +168,7 @@ def read_texts(words: list[str], batch: bool) -> list[str]:
     return words if batch else [" ".join(words)]
 
 
-def _refuse_a_model(word: str) -> None:
+def refuse_a_model(word: str) -> None:
     """A path, a shipped config or a shipped sample where a text belongs is a slip."""
     path, ships = Path(word), {*shipped.configs(), *shipped.samples()} - {"cats"}
     try:

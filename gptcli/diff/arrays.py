@@ -1,6 +1,7 @@
 """Arrays in files of others: .npy, .npz, .safetensors, and what torch.save wrote, by its weights-only loader alone."""
 
 import zipfile
+import zlib
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -12,6 +13,10 @@ from gptcli.report.capture import Tensors
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+class Unfit(Exception):
+    """What an array is, where it is none of plain numbers."""
 
 
 class Array(NamedTuple):
@@ -38,8 +43,9 @@ def arrays(path: Path) -> dict[str, Array]:
             continue
         try:
             held = dict(READERS[file.suffix](file))
-        except (OSError, ValueError, EOFError, TypeError, zipfile.BadZipFile) as error:
-            said = getattr(error, "strerror", None) or (str(error).splitlines() or [type(error).__name__])[0]
+        except (Unfit, OSError, ValueError, EOFError, TypeError, zipfile.BadZipFile, zlib.error) as error:
+            said = getattr(error, "strerror", None) or f"no whole {file.suffix} file"
+            said = str(error) if isinstance(error, Unfit) else "it holds Python objects" if _pickled(error) else said
             raise GptcliError(f"{file}: {said}", "give files of plain numbers", "file") from None
         if twice := found.keys() & held.keys():
             raise GptcliError(f"{path}: two arrays are called {min(twice)}", "leave one out", "file")
@@ -47,6 +53,11 @@ def arrays(path: Path) -> dict[str, Array]:
     if not found:
         raise GptcliError(f"{path}: no array in it", f"give {', '.join(READERS)}, or their directory", "file")
     return found
+
+
+def _pickled(error: Exception) -> bool:
+    """Does numpy refuse to build Python objects? Of what is no array it says nearly the same."""
+    return any(said in str(error) for said in ("Object arrays", "Python objects"))
 
 
 def _npy(path: Path) -> Iterator[tuple[str, Array]]:
@@ -68,7 +79,7 @@ def _of_numpy(name: str, held: Any) -> Array:
     import torch
 
     if held.dtype.kind not in "fiu":
-        raise ValueError(f"the numbers of {name} are {held.dtype}")
+        raise Unfit(f"the numbers of {name} are {held.dtype}")
     native = held.dtype.newbyteorder("=")
     return Array(held.shape, held.dtype.name, lambda: torch.from_numpy(numpy.array(held, dtype=native)))
 
@@ -102,6 +113,8 @@ def _inside(held: Any, at: str) -> "Iterator[tuple[str, Tensor]]":
     import torch
 
     if isinstance(held, torch.Tensor):
+        if held.is_nested or held.is_meta or held.is_quantized or held.layout != torch.strided:
+            raise Unfit(f"{at or 'the tensor'} is sparse, nested, quantised or without numbers")
         yield at, held
     elif isinstance(held, dict | list | tuple):
         for key, value in held.items() if isinstance(held, dict) else enumerate(held):

@@ -5,7 +5,7 @@ exact input, with one thing changed. What then gives B's values is a cause.
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -15,6 +15,7 @@ from gptcli.diff import causes_fields, causes_inputs, causes_own, causes_weights
 from gptcli.diff.causes_fields import Field
 from gptcli.diff.causes_scene import Guess, Scene, Shown, scene_of
 from gptcli.families import family_of
+from gptcli.families.gguf import ARCHITECTURES
 from gptcli.families.record import From, Key
 from gptcli.layout import Place, layout
 from gptcli.run import Run
@@ -49,6 +50,7 @@ def explain(
     close: "Callable[[str, Tensor, Tensor], bool]",
     b_spec: Spec | None = None,
     b_weights: "Weights | None" = None,
+    b_model: Model | None = None,
     agreed: str | None = None,
 ) -> list[Cause]:
     """The causes that close the gap at `parted`, the one that closes most first; empty where none does.
@@ -56,30 +58,36 @@ def explain(
     a: a side that can be run, in float64; theirs: B's values by path, at parted and at what is had of the same part
     behind it; close(path, ours, theirs): is a gap closed; agreed: the last activation that agreed (None: none did).
     Behind the layers the last positions alone are run and compared. b_spec: B's architecture where B ran by it here
-    (None: someone else's code ran): nothing else is tried of a Spec then. b_weights: B's own.
+    (None: someone else's code ran): nothing else is tried of a Spec then. b_weights: B's own. b_model: whose files
+    are to be mended (None: someone else's code).
     """
     scene = scene_of(a, parted, theirs, close, agreed)
-    local = b_spec and _there(b_spec, parted)
+    stack = b_spec and (b_spec.encoder if Place.of(parted).stack else b_spec)
 
     def mend(field: Field) -> str:
-        return _word(a.model, field)
+        return _word(b_model, field)
 
     if not scene.fits:
         return _told(_best(scene, causes_inputs.of_inputs(scene)))
     found = _best(
         scene,
         chain(
-            causes_fields.guesses(scene, local, mend),
+            causes_fields.guesses(scene, stack, mend),
             causes_weights.guesses(scene),
             causes_inputs.of_inputs(scene),
             causes_inputs.of_heads(scene),
         ),
     )
-    if not found and local is not None:
-        found = [one for guess in causes_fields.together(scene, local, mend) if (one := scene.try_out(guess))]
+    if not found and stack is not None:
+        found = _all(scene, causes_fields.together(scene, stack, mend))
     found = found or _best(scene, causes_weights.guesses(scene, causes_weights.LAST))
     if not found and b_weights is not None:
-        found = _best(scene, _own(scene, b_weights, a.model, b_spec))
+        names = (param.name for param in (*a.model.layout, *(layout(b_spec) if b_spec else ())))
+        groups = causes_own.groups(scene, b_weights, names)
+        found = next(filter(None, (_best(scene, group) for group in groups)), [])
+        if not found and stack is not None:
+            every = (causes_fields.together(scene, stack, mend, guess) for group in groups for guess in group)
+            found = next(filter(None, (_all(scene, guesses) for guesses in every)), [])
     return _told(found)
 
 
@@ -100,32 +108,38 @@ def _best(scene: Scene, guesses: Iterable[Guess]) -> list[Shown]:
     return [shown for shown in plain if shown is plain[0] or not set(shown.closes) < set(plain[0].closes)]
 
 
-def _there(spec: Spec, path: str) -> Spec | None:
-    """B's architecture at an activation: of its stack and layer."""
-    place = Place.of(path)
-    stack = spec.encoder if place.stack else spec
-    if stack is None or (place.layer is not None and place.layer >= stack.n_layers):
-        return None
-    return stack if place.layer is None else stack.at(place.layer)
+def _all(scene: Scene, guesses: list[Guess]) -> list[Shown]:
+    """Guesses that make one change together: all of them where it closes the gap."""
+    shown = scene.try_out(guesses[0]) if guesses else None
+    return [shown._replace(guess=guess) for guess in guesses] if shown else []
 
 
-def _own(scene: Scene, b_weights: "Weights", a: Model, b_spec: Spec | None) -> Iterator[Guess]:
-    params = (*a.layout, *(layout(b_spec) if b_spec else ()))
-    return causes_own.guesses(scene, b_weights, (param.name for param in params))
-
-
-def _word(model: Model, field: Field) -> str:
-    """Where a field is said: the keys of A's config.json that decide it, where there are some, and its path."""
-    file = model.directory and model.directory / "config.json"
-    if not file or not file.is_file():
-        return f"{field.path} in B's config"
-    template = family_of(read_json(file), str(file)).template
+def _word(model: Model | None, field: Field) -> str:
+    """Where B says a field: the keys of its config.json, or of its .gguf file, that decide it, and the field's path."""
+    if model is None:
+        return f"{field.path} in B's code"
+    template, before, file = _template(model)
     part: Any = template
     for step in field.path.split("."):
         part = part.get(step) if isinstance(part, dict) else part
     found = [key for one in (part, template.get("variants")) for key in _keys(one)]
-    named = [key for key in dict.fromkeys(found) if field.keys and re.search(field.keys, key)]
-    return f"{' or '.join(named)} in B's config.json ({field.path})" if named else f"{field.path} in B's config or code"
+    named = [before + key for key in dict.fromkeys(found) if field.keys and re.search(field.keys, key)]
+    if named:
+        return f"{' or '.join(named)} in B's {file} ({field.path})"
+    if model.gguf:
+        return f"{field.path} as B's file has it"
+    return f"{field.path} in B's config{' or code' if template else ''}"
+
+
+def _template(model: Model) -> tuple[dict[str, Any], str, str]:
+    """What reads the file that describes a model, what stands before its keys there, and what the file is called."""
+    if model.gguf:
+        kind = model.gguf.metadata["general.architecture"]
+        return ARCHITECTURES[kind].template, f"{kind}.", "file"
+    file = model.directory and model.directory / "config.json"
+    if file and file.is_file():
+        return family_of(read_json(file), str(file)).template, "", "config.json"
+    return {}, "", "config"
 
 
 def _keys(part: Any) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ and the values that are tried where B's own is not known.
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import is_dataclass
+from dataclasses import is_dataclass, replace
 from typing import Any, NamedTuple, get_args
 
 from gptcli.diff import causes_solve as solve
@@ -110,7 +110,8 @@ FIELDS = (
           {"pre": "norms before its sublayers", "post": "norms the sums after them",
            "output": "norms what sublayers give", "sandwich": "norms before sublayers and what they give"},
           keys="before"),
-    Field("norm.embedding", "embedding-norm", "embed_norm", "{} the embedding", words=NORMED),
+    Field("norm.embedding", "embedding-norm", "embed_norm layers.0.resid_pre", "{} the embedding",
+          lambda s: (True, False), NORMED),
     Field("norm.final", "final-norm", "final_norm lm_head.dense embed_out logits", "{} before the head",
           lambda s: (False,), NORMED, keys="final"),
     Field("attention.normed", "attention-norm", "attn_norm attn.q attn.k attn.v", "{} what attention reads",
@@ -131,7 +132,7 @@ FIELDS = (
     Field("attention.causal", "mask", WEIGHED, "{}", lambda s: (True, False),
           {True: "attends to what came before", False: "attends to both sides"}, keys="causal|bidirectional"),
     Field("attention.window", "window", WEIGHED, "has a window of {} tokens", _windows, {None: "all"},
-          keys="window$|window_size"),
+          keys="window$|window_size|layer_types"),
     Field("residual", "residual-order", "mlp_norm mlp.router mlp.up mlp.gate mlp.act", "{}",
           lambda s: ("sequential", "parallel", "parallel_shared"),
           {"sequential": "lets the MLP read what attention left",
@@ -155,12 +156,26 @@ FIELDS = (
           lambda s: (*CAPS, *solve.cap(s, "lm_head.softcap", "logits")), {None: "nothing"}, keys="softcap"),
 )  # fmt: skip
 # Fields that change which weights there are, which hypotheses on weights tell.
+KIND = Field("variants", "layer-kind", "", "", keys="layer_types|pattern|attention_types|attention_layers|max_window")
+HEADS = Field("attention.n_heads", "heads", f"{MIXED} attn_out", "", keys="head")
+PARTS = ("position", "attention", "mlp")  # which a layer may have of its own
 OF_WEIGHTS = ("bias", "o_bias", "weight", "tied", "router_bias", "sinks")
 
 
-def guesses(scene: Scene, b_spec: Spec | None, mend: Callable[[Field], str]) -> Iterator[Guess]:
-    """Each field that differs by itself; where B's architecture isn't known, each value that may be meant."""
-    known = [] if b_spec is None else list(_known(scene.spec, b_spec))
+def guesses(scene: Scene, b_stack: Spec | None, mend: Callable[[Field], str]) -> Iterator[Guess]:
+    """Each field that differs by itself; where B's architecture isn't known, each value that may be meant.
+
+    b_stack: B's of the part's stack, whole.
+    """
+    b_spec, known = b_stack and _at(b_stack, scene.part.layer), []
+    if b_spec is not None:
+        known = list(_known(scene.spec, b_spec))
+        of_parts = [path for path in known if path.partition(".")[0] in PARTS]
+        if _of_another_kind(scene, b_stack, len(of_parts)):
+            yield _kind(scene, b_spec, of_parts, mend)
+            known = [path for path in known if path not in of_parts]
+        else:
+            yield from _heads(scene, b_spec, mend)
     for field in FIELDS:
         if not scene.window.intersection(field.at.split()) or value_at(scene.spec, field.path) is ABSENT:
             continue
@@ -170,18 +185,66 @@ def guesses(scene: Scene, b_spec: Spec | None, mend: Callable[[Field], str]) -> 
             yield guess_of(scene.spec, field, value_at(b_spec, field.path), mend)
 
 
-def together(scene: Scene, b_spec: Spec, mend: Callable[[Field], str]) -> list[Guess]:
-    """All the fields that differ and can show here, each as a guess that changes them all."""
+def together(scene: Scene, b_stack: Spec, mend: Callable[[Field], str], *weights: Guess) -> list[Guess]:
+    """All the fields that differ and can show here, and these weights: each as a guess that changes them all."""
     from gptcli.model.part import Change
 
-    found = list(guesses(scene, b_spec, mend))
+    found = [*guesses(scene, b_stack, mend), *weights]
+    others = {name: x for guess in found for name, x in guess.change.weights.items()}
 
     def changed(spec: Spec) -> Spec:
         for guess in found:
             spec = guess.change.spec(spec)
         return spec
 
-    return [guess._replace(change=Change(spec=changed)) for guess in found] if len(found) > 1 else []
+    every = Change(spec=changed, weights=others)
+    told = f"; it takes {len(found)} such changes together"
+    return [guess._replace(said=guess.said + told, change=every) for guess in found] if len(found) > 1 else []
+
+
+def _at(stack: Spec, layer: int | None) -> Spec:
+    return stack if layer is None else stack.at(layer)
+
+
+def _parts(spec: Spec) -> list[Any]:
+    return [getattr(spec, part) for part in PARTS]
+
+
+def _of_another_kind(scene: Scene, b_stack: Spec, apart: int) -> bool:
+    """Is B's layer of a kind that other layers of A are, and A's of one that others of B are? Either is enough where
+    it is in several fields that they differ; one field may well have another value of its own.
+    """
+    if scene.part.layer is None or not apart:
+        return False
+    stacks = ((scene.whole, b_stack.at(scene.part.layer)), (b_stack, scene.spec))
+    known = [_parts(here) in [_parts(stack.at(i)) for i in range(stack.n_layers)] for stack, here in stacks]
+    return all(known) if apart == 1 else any(known)
+
+
+def _kind(scene: Scene, b_spec: Spec, paths: list[str], mend: Callable[[Field], str]) -> Guess:
+    """B's layer is of another kind: in all these fields."""
+    from gptcli.model.part import Change
+
+    parts = dict(zip(PARTS, _parts(b_spec)))
+    does = [one.says.format(_word(one, value_at(b_spec, one.path))) for one in FIELDS if one.path in paths]
+    said = f"B's layer {scene.part.layer} is of another kind than A's: it {' and '.join(does)}"
+    return Guess(KIND.code, said, mend(KIND), Change(spec=lambda spec: replace(spec, **parts)))
+
+
+def _of_heads(heads: int, kv_heads: int, size: int) -> str:
+    return f"{heads} heads of {size}{f' ({kv_heads} of keys and values)' if kv_heads != heads else ''}"
+
+
+def _heads(scene: Scene, b_spec: Spec, mend: Callable[[Field], str]) -> Iterator[Guess]:
+    """The same rows cut into another number of heads."""
+    from gptcli.model.part import Change
+
+    names = ("n_heads", "n_kv_heads", "head_dim")
+    ours, theirs = ({name: getattr(spec.attention, name) for name in names} for spec in (scene.spec, b_spec))
+    if ours != theirs and scene.window.intersection(HEADS.at.split()):
+        words = [_of_heads(*one.values()) for one in (theirs, ours)]
+        change = Change(spec=lambda spec: replace(spec, attention=replace(spec.attention, **theirs)))
+        yield Guess(HEADS.code, f"B has {words[0]} where A has {words[1]}", mend(HEADS), change)
 
 
 def _known(ours: Spec, theirs: Spec) -> Iterator[str]:

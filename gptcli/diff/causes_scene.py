@@ -1,11 +1,12 @@
 """What a search for a cause looks at: the part of A where B parts from it, run by itself, and B's values there."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from gptcli.checkpoint.patterns import braced, fold, split
 from gptcli.errors import GptcliError
 from gptcli.layout import Place
 from gptcli.run import Run
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from gptcli.model.part import Change, Part
 
 ABSENT = object()
-EMBEDDING = ("embed", "embed_norm")
+EMBEDDING = ("embed", "embed_norm", "layers.0.resid_pre")
 LAST = 16  # positions of each text that are run behind the layers, where no position looks at another
 
 
@@ -76,6 +77,13 @@ class Scene:
 
         return self.part.run(Change(spec=lambda spec: put(spec, path, value)), [name])[name]
 
+    def named(self, names: Iterable[str]) -> str:
+        """Weights of the part by their full names, those of one block in braces: `layers.0.attn.{q,k,v}.bias`."""
+        groups: dict[str, list[str]] = {}
+        for full in (self.before + name for name in names):
+            groups.setdefault(split(full)[0].rsplit(".", 2)[0], []).append(full)
+        return ", ".join(braced(group) or ", ".join(one.text for one in fold(group)) for group in groups.values())
+
     def try_out(self, guess: Guess) -> Shown | None:
         """What the guess closes; None where B's values don't come out at the first activation that both have."""
         try:
@@ -84,7 +92,7 @@ class Scene:
             if first is None or not self._closes(first, found[first]):
                 return None
             found = self.part.run(guess.change, self.theirs)
-        except (GptcliError, RuntimeError, IndexError, TypeError, ValueError):
+        except (GptcliError, RuntimeError, LookupError, TypeError, ValueError):
             return None  # such a model can't be, or not with these weights
         closed = [self.before + name for name, x in found.items() if self._closes(name, x)]
         theirs = self.theirs[first].double()
@@ -104,33 +112,41 @@ def scene_of(
 ) -> Scene:
     """theirs by full path; agreed: the last activation that agreed, where one did."""
     place, order = Place.of(parted), [path for path, _ in points(a.model.spec)]
-    mine = [path for path in order if _same_part(Place.of(path), place)]
+    mine = [path for path in order if _part_of(path) == _part_of(parted)]
     begin = mine.index(agreed) + 1 if agreed in mine else 0
-    before = parted.removesuffix(place.name)
-    part, cut = _part(a, place)
+    before = parted[: len(parted) - len(_name(parted))]
+    part, cut = _part(a, parted)
     held = mine[mine.index(parted) :]
     values = {path.removeprefix(before): theirs[path][:, cut] for path in held if path in theirs}
     names = frozenset(path.removeprefix(before) for path in mine[begin : mine.index(parted) + 1])
     stack = a.model.spec.encoder if place.stack else a.model.spec
-    return Scene(part, stack, before, place.name, values, close, names)
+    return Scene(part, stack, before, _name(parted), values, close, names)
 
 
-def _same_part(one: Place, other: Place) -> bool:
-    alike = one.layer is not None or (one.name in EMBEDDING) == (other.name in EMBEDDING)
-    return (one.stack, one.layer) == (other.stack, other.layer) and alike
+def _name(path: str) -> str:
+    """What an activation is called in its part."""
+    inside = path.removeprefix("encoder.")
+    return inside if inside in EMBEDDING else Place.of(path).name
 
 
-def _part(a: Run, place: Place) -> "tuple[Part, slice]":
+def _part_of(path: str) -> tuple[str, int | None, bool]:
+    """The stack and the layer, None outside the layers, and whether it is the embedding."""
+    place, embedding = Place.of(path), _name(path) in EMBEDDING
+    return place.stack, None if embedding else place.layer, embedding
+
+
+def _part(a: Run, parted: str) -> "tuple[Part, slice]":
     """The part where an activation stands, with A's exact input of it, and the positions that it is run at."""
     from gptcli.model.forward import Inputs, Memory, Sight
     from gptcli.model.part import Catch, Enough, Part
 
-    spec, request, at = a.model.spec, a.inputs("all"), "encoder." if place.stack else ""
+    place, spec, request = Place.of(parted), a.model.spec, a.inputs("all")
+    at = "encoder." if place.stack else ""
     if at:
         inputs, weights, spec = request.source, a.weights.at("encoder"), spec.encoder
     else:
         inputs, weights = request, a.weights
-    if place.name in EMBEDDING:
+    if _name(parted) in EMBEDDING:
         return Part(inputs, weights, spec), slice(None)
     read, across = _reads(spec, place.layer, at), spec.encoder is not None and place.layer is not None
     memory = _reads(spec.encoder, None, "encoder.", final=True) if across else read

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 from gptcli.diff.causes_scene import Scene, value_at
 from gptcli.spec import LinearScaling, NoScaling
 
+STILL = 1e4  # a divisor of frequencies beyond which nothing turns
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -134,7 +136,7 @@ def base(scene: Scene) -> Iterator[float]:
 
 def linear(scene: Scene) -> Iterator[LinearScaling]:
     found = turns(scene)
-    yield from (LinearScaling(factor=one) for one in rounded(found[1])) if found and found[1] > 0 else ()
+    yield from (LinearScaling(factor=one) for one in rounded(found[1])) if found and 0 < found[1] < STILL else ()
 
 
 def window(scene: Scene) -> Iterator[int]:

@@ -60,7 +60,7 @@ def _transposed(scene: Scene) -> Iterator:
     for stem, product in PRODUCTS.items():
         weight = scene.part.local.get(f"{stem}.weight") if product in scene.window else None
         if weight is not None and weight.shape[0] == weight.shape[1]:
-            yield f"B's {stem}.weight is transposed", {f"{stem}.weight": weight.T}
+            yield f"B's {scene.before}{stem}.weight is transposed", {f"{stem}.weight": weight.T}
 
 
 def _rotary_rows(scene: Scene) -> Iterator:
@@ -74,9 +74,11 @@ def _rotary_rows(scene: Scene) -> Iterator:
         there = torch.arange(part).view(2, -1).T.flatten()  # 0, R/2, 1, …: where neighbours come from
         for order, said in ((there, "from halves to neighbours"), (there.argsort(), "from neighbours to halves")):
             order = torch.cat((order, torch.arange(part, size)))
-            weights = held(scene, "attn.q", "attn.k").items()
-            changed = {name: x.unflatten(0, (-1, size))[:, order].flatten(0, 1) for name, x in weights}
-            yield f"rows of q and k are permuted in B {said}, for the other rotary convention", changed
+            for letters in ("qk", "q", "k"):
+                weights = held(scene, *(f"attn.{letter}" for letter in letters)).items()
+                changed = {name: x.unflatten(0, (-1, size))[:, order].flatten(0, 1) for name, x in weights}
+                whose = "q and k" if letters == "qk" else f"{letters} alone"
+                yield f"rows of {whose} are permuted in B {said}, for the other rotary convention", changed
 
 
 def _merged(scene: Scene) -> Iterator:
@@ -131,7 +133,7 @@ def _fused(*stems: str) -> Callable[[Scene], Iterator]:
         for how in ("blocks", *by_heads) if stems == QKV else ():
             for order in list(permutations(stems))[1:]:
                 theirs = ", ".join(stem.rpartition(".")[2] for stem in order)
-                yield f"B takes the fused {ours} as {theirs}", _recut(scene, stems, order, how, how)
+                yield f"B takes {theirs} for {ours}", _recut(scene, stems, order, how, how)
         for how, cut in permutations(("blocks", *by_heads, *["turns"] * alike), 2):
             said = f"B cuts the fused {ours} {FUSED[cut]} where they lie {FUSED[how]}"
             yield said, _recut(scene, stems, stems, how, cut)
@@ -157,7 +159,7 @@ def _without_bias(scene: Scene) -> Iterator:
     for group in groups:
         names = [name for name in group if name in scene.part.local]
         if names:
-            yield f"B has no {', '.join(names)}", dict.fromkeys(names)
+            yield f"B has no {scene.named(names)}", dict.fromkeys(names)
 
 
 def _more_bias(scene: Scene) -> Iterator:
@@ -167,7 +169,7 @@ def _more_bias(scene: Scene) -> Iterator:
     more = more.transpose(1, 2).flatten(-2) if more.ndim == 4 else more  # [B, H, T, D] → [B, T, H · D]
     several = more.shape[0] * more.shape[1] > 1  # of one position, everything would be a bias
     if several and f"{stem}.bias" not in scene.part.local and (stem in PRODUCTS or stem in NORMS.split()):
-        yield f"B has a bias in {stem} and A has none", {f"{stem}.bias": more.flatten(0, 1).mean(0)}
+        yield f"B has a bias in {scene.before}{stem} and A has none", {f"{stem}.bias": more.flatten(0, 1).mean(0)}
 
 
 def _without_sinks(scene: Scene) -> Iterator:
@@ -186,7 +188,7 @@ def _unweighted(scene: Scene) -> Iterator:
     """All norms without weights; then any norm by itself."""
     names = list(_norms(scene, ".weight"))
     for group in ([names] if len(names) > 1 else []) + [[name] for name in names]:
-        yield f"B has no {', '.join(group)}", dict.fromkeys(group)
+        yield f"B has no {scene.named(group)}", dict.fromkeys(group)
 
 
 def _headless(scene: Scene) -> Iterator:
@@ -208,17 +210,18 @@ def _permuted(scene: Scene) -> Iterator:
         return
     heads = order.view(-1, size) if ours is not both[1] else order[:, None]
     whole = ours is not both[1] and torch.equal(heads, heads[:, :1] + torch.arange(size, device=order.device))
-    stems = ("attn.k", "attn.v") if whole and stem in QKV[1:] else (stem,)  # which share their heads
+    stems = QKV[1:] if whole and stem in QKV[1:] else (stem,)  # which share their heads
     named = (heads[:, 0] // size if whole else order).tolist()
     listed = f"{', '.join(map(str, named[:12]))}{' …' * (len(named) > 12)}"
-    said = f"{'heads' if whole else 'rows'} of {' and '.join(stems)} stand in another order in B: A's {listed}"
+    what = f"{'heads' if whole else 'rows'} of {scene.before}{' and '.join(stems)}"
+    said = f"{what} stand in another order in B: A's {listed}"
     yield said, {name: x[order] for name, x in held(scene, *stems).items()}
 
 
 TABLE = (
     Row("transposed", " ".join(PRODUCTS.values()), "turn that matrix when converting: ours lie [out, in]", _transposed),
     Row("rotary-rows", f"attn.q attn.k {TURNED}", "the permutation of q and k rows when converting", _rotary_rows),
-    Row("fused-order", " ".join(QKV), "how the fused q, k, v is cut when converting", _fused(*QKV)),
+    Row("fused-order", " ".join(QKV), "the order of q, k, v when converting, and how they are cut", _fused(*QKV)),
     Row("gate-up", "mlp.up mlp.gate mlp.act mlp_out", "the order of gate and up, converting or in the MLP", _swapped),
     Row("fused-order", "mlp.up mlp.gate", "how the fused gate, up is cut when converting", _fused(*GATE_UP)),
     Row("missing-bias", ANY, "bring the biases along when converting, and the config's word for them", _without_bias),

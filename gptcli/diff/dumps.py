@@ -5,6 +5,7 @@ ggml's, or what a file of --map says: `their name: our path`, with `{i}` for the
 it open, the axes: `layers.{i}.attn.q[B,T,H,D]`.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from copy import copy
 from dataclasses import replace
@@ -76,21 +77,30 @@ class Dumps(Replay):
         held, model, unread = arrays(path), copy(model), []
         model.notes = []
         self.said, self.path, self.file = str(path), path, _Fitted()
-        read = {"ids": ids, "source": source} | _read(held, model.spec)
+        read = {"ids": ids, "source": source} | _read(path, held, model.spec)
         if not read["ids"] or (model.spec.encoder is not None and not read["source"]):
-            raise GptcliError(f"{path}: no array among them says what was read", "give the text, or --ids", "ids")
-        Run.__init__(self, model, **read, dtype_name=_type_of_most(held), device_name="cpu")
+            said = f"{path}: no array among them says what was read"
+            if model.spec.encoder is not None and (read["ids"] or read["source"]):
+                said += " by the encoder" if read["ids"] else " by the decoder"
+            raise GptcliError(said, "give the text, or --ids", "ids")
+        if len({*map(len, read["ids"])}) > 1 or len({*map(len, read["source"] or [])}) > 1:
+            said = f"{path}: texts of different lengths, and nothing says at which end they are padded"
+            raise GptcliError(said, "give one text at a time", "ids")
         known = meanings(model) | (mapped(held, names, model.spec) if names else {})
+        Run.__init__(self, model, **read, dtype_name=_type_of_most(held, known), device_name="cpu")
         shapes = {name: (letters(axes), shape) for name, axes, shape in size_of(self).points()}
         turned = paired(model)
         for name, array in held.items():
-            meant = [found for found in known.get(name, []) if _tells(found, array)]
+            meant = known.get(name, [])
             if not meant or any(found.path in self.file for found in meant):
                 unread += [name] if name not in (*IDS, *DECODER_IDS, *SOURCE_IDS) else []
                 continue
             for choices in [[one] for one in meant] if meant[0].bound else [meant]:
                 found, way = _fitted(f"{path}: {name}", array, choices, shapes)
                 self.file.add(found, way, array, shapes[found.path], turned)
+                if (theirs := way.sizes.get("V", rows := model.spec.vocab_size)) != rows:
+                    both = f"{theirs:,} ids in {name} and {rows:,} in the model"
+                    model.notes.append(f"{path}: {both}: the first {min(theirs, rows):,} are compared")
         more = f" and {len(unread) - 5} more" if len(unread) > 5 else ""
         said = f"{path}: arrays whose names mean nothing here: {', '.join(unread[:5])}{more}"
         if not self.file:
@@ -101,7 +111,8 @@ class Dumps(Replay):
 
     def facts(self) -> ModelFacts:
         """Of the model that they are compared with, but for where they come from."""
-        return replace(self.model.facts(self.dtype_name, "cpu"), name=self.path.name, source=f"arrays in {self.path}")
+        own = {"name": self.path.name, "source": f"arrays in {self.path}", "weights": "checkpoint", "seed": None}
+        return replace(self.model.facts(self.dtype_name, "cpu"), **own)
 
 
 class _Fitted(Mapping[str, "Tensor"]):
@@ -136,33 +147,54 @@ class _Fitted(Mapping[str, "Tensor"]):
         return self.made[name]()
 
 
-def _type_of_most(held: dict[str, Array]) -> str:
-    """The type of most of the numbers."""
-    counts = dict.fromkeys(("float32", "float64", "float16", "bfloat16"), 0)
-    for array in held.values():
-        if array.dtype in counts:
-            counts[array.dtype] += prod(array.shape)
-    return max(counts, key=counts.__getitem__)
+def _type_of_most(held: dict[str, Array], known: dict[str, list[Meaning]]) -> str:
+    """The type that most of the numbers were computed in, of what is neither a table's row nor, where there is more,
+    the logits, which many codes compute in float32.
+    """
+    counts: dict[bool, Counter[str]] = {True: Counter(), False: Counter()}
+    for name, array in held.items():
+        if name in known and array.dtype in FLOATS.values():
+            edge = known[name][0].path.endswith(("embed", "layers.0.resid_pre", "logits"))
+            counts[edge][_computed(array)] += prod(array.shape)
+    found = counts[False] or counts[True] or Counter({"float32": 1})
+    return found.most_common(1)[0][0]
 
 
-def _read(held: dict[str, Array], spec: Spec) -> dict[str, list[list[int]]]:
+def _computed(array: Array) -> str:
+    """The coarsest type that holds all its numbers: numpy has no bfloat16, and what was float32 may lie in float64."""
+    import torch
+
+    if array.dtype not in ("float32", "float64"):
+        return array.dtype
+    x = array.read().nan_to_num(posinf=0.0, neginf=0.0)
+    types = ("bfloat16", "float16", "float32")
+    return next((name for name in types if torch.equal(x, x.to(getattr(torch, name)).to(x.dtype))), array.dtype)
+
+
+def _read(path: Path, held: dict[str, Array], spec: Spec) -> dict[str, list[list[int]]]:
     """What arrays of ids say that was read: `ids`, and `source` by an encoder."""
-    known = {"ids": IDS} if spec.encoder is None else {"ids": DECODER_IDS, "source": SOURCE_IDS}
-    found = {what: next((name for name in names if name in held), None) for what, names in known.items()}
-    return {what: _ids(name, held[name]) for what, name in found.items() if name is not None}
+    known = {"ids": (IDS, spec.vocab_size)}
+    if spec.encoder is not None:
+        known = {"ids": (DECODER_IDS, spec.vocab_size), "source": (SOURCE_IDS, spec.encoder.vocab_size)}
+    if "attention_mask" in held and not held["attention_mask"].read().all():
+        raise GptcliError(f"{path}: attention_mask hides tokens", "give texts without padding, one at a time", "inputs")
+    found = {}
+    for what, (names, rows) in known.items():
+        if (name := next((name for name in names if name in held), None)) is not None:
+            found[what] = _ids(f"{path}: {name}", held[name], rows)
+    return found
 
 
-def _ids(name: str, array: Array) -> list[list[int]]:
+def _ids(name: str, array: Array, rows: int) -> list[list[int]]:
     """[T] or [B, T]."""
     x = array.read()
-    if x.is_floating_point() or x.ndim not in (1, 2):
-        raise GptcliError(f"{name}: {array.dtype} {list(x.shape)} is no list of ids", "give whole numbers", "ids")
+    if x.is_floating_point() or x.ndim not in (1, 2) or not x.numel():
+        raise GptcliError(f"{name}: {array.dtype} {list(x.shape)} is no list of ids", "give whole numbers", "inputs")
+    low, high = int(x.min()), int(x.max())
+    if low < 0 or high >= rows:
+        said = f"{name}: id {low if low < 0 else high} is outside the vocabulary"
+        raise GptcliError(said, f"ids run from 0 to {rows - 1}", "vocabulary")
     return (x[None] if x.ndim == 1 else x).tolist()
-
-
-def _tells(found: Meaning, array: Array) -> bool:
-    """Scores that a mask has hidden are none any more."""
-    return not (found.whose == "transformerlens" and found.path.endswith("scores") and array.read().isinf().any())
 
 
 def _fitted(
@@ -189,12 +221,19 @@ def _fitted(
     return next(iter(found.values()))
 
 
+def _padded(theirs: int, ours: int) -> bool:
+    """Is one vocabulary the other, with rows to spare?"""
+    return theirs > ours or ours in (-(-theirs // 64) * 64, -(-theirs // 128) * 128)
+
+
 def _ways(seen: tuple[int, ...], meaning: Meaning, axes: str, shape: tuple[int, ...]) -> list[Way]:
     """Every way in which an array of that shape may hold an activation."""
     theirs, sizes = meaning.whose == "ggml", dict(zip(axes, shape))
     orders, sizes = ([axes], sizes) if not meaning.bound else (["BTO"], sizes | {"O": meaning.width})
     if len(axes) == 4 and axes[-1] == "D" and not meaning.bound:
         orders.append(axes[0] + axes[2] + axes[1] + axes[3])
+    if axes[-1] == "V" and seen and not theirs and _padded(seen[-1], sizes["V"]):
+        sizes["V"] = seen[-1]
     if theirs and axes[-1] == "S" and seen:
         sizes["S"] = max(sizes["S"], seen[-1])  # a cache has more room than keys
     # Logits, and what leads to them there, may be of the last position alone.

@@ -18,6 +18,12 @@ if TYPE_CHECKING:
     from gptcli.checkpoint.bind import Bound
 
 
+# What families call a layer's attention and its MLP, whose output is what their last matrix gives.
+BLOCKS = """
+    attn attention self_attn self_attention encoder_attn SelfAttention EncDecAttention mlp feed_forward DenseReluDense
+""".split()
+
+
 class Meaning(NamedTuple):
     """What an array is: an activation; by whose word; the order of its axes, where that is said; the activation's share
     of the array, where that is what a fused projection gives, and how wide it is.
@@ -39,8 +45,19 @@ def meanings(model: Model) -> dict[str, list[Meaning]]:
             for name in names:
                 mine.setdefault(name, []).append(Meaning(path, whose))
         found = mine | found
+    found = _whole(found) | found
     tuples = {name: [Meaning(path, "huggingface")] for name, path in _tuples(model.spec)}
     return _fused(model) | tuples | found
+
+
+def _whole(found: dict[str, list[Meaning]]) -> dict[str, list[Meaning]]:
+    """Modules that hand on what their last one gives: the attention, with its weights beside it, and the MLP."""
+    whole = {}
+    for name, meant in found.items():
+        path, module = meant[0].path, name.rpartition(".")[0]
+        if path.endswith(("attn_out", "cross_out", "mlp_out")) and module.rpartition(".")[2] in BLOCKS:
+            whole |= {f"{module}{at}": [Meaning(path, "huggingface")] for at in ("", ".0")}
+    return whole
 
 
 def _tuples(spec: Spec) -> Iterator[tuple[str, str]]:

@@ -45,9 +45,10 @@ class Comparison:
     """Two sides, and what was found. By path, in order of birth: seen, exact, those that add up to expected, shapes.
 
     allowed: the row-by-row distance up to which an activation agrees; apart: whose shapes can't be compared; by: what
-    decides; bug: None where nothing can tell; wide: the sides in float64; theirs: of B (of A where A can't run), in
-    float64 where that can be had, the activation where they part and the later ones of its layer; stored: whose weights
-    are the other's in a coarser type, and in which; place: the text and the position where logits lie furthest apart.
+    decides; lost: how many numbers are not finite on both sides; bug: None where nothing can tell; wide: the sides in
+    float64; theirs: of B (of A where A can't run), in float64 where that can be had, the activation where they part and
+    the later ones of its layer; stored: whose weights are the other's in a coarser type, and in which; place: the text
+    and the position where logits lie furthest apart.
     """
 
     a: Run
@@ -62,6 +63,7 @@ class Comparison:
     parted: str | None = None
     bug: bool | None = None
     wide: tuple[Run | None, Run | None] = (None, None)
+    lost: dict[str, int] = field(default_factory=dict)
     theirs: "dict[str, Tensor]" = field(default_factory=dict)
     stored: tuple[str, str] | None = None
     effect: "Effect | None" = None
@@ -105,7 +107,7 @@ class Comparison:
         from gptcli.model.gaps import gap_over
 
         allowed = self.allowed.get(path, self.allowed[self.parted])
-        return x.shape == y.shape and gap_over(list(zip(x, y))).deviation <= allowed
+        return x.shape == y.shape and gap_over(list(zip(*self._seen_by_a(path, x, y)))).deviation <= allowed
 
     def pairs(self, path: str, x: "Tensor", y: "Tensor") -> "Pairs | None":
         """Of every text its own part of both, without padding, and of two vocabularies what both have."""
@@ -120,6 +122,7 @@ class Comparison:
             self.apart[path] = list(x.shape), list(y.shape)
             return None
         self.shapes.setdefault(path, list(x.shape))
+        x, y = self._seen_by_a(path, x, y)
         across = place.stack or place.name.startswith("cross.")
         lengths = {"T": self.a.ids, "S": self.a.source if across else self.a.ids}
 
@@ -132,11 +135,31 @@ class Comparison:
 
         return [(of(x, text), of(y, text)) for text in range(len(x))]
 
+    def _seen_by_a(self, path: str, x: "Tensor", y: "Tensor") -> "tuple[Tensor, Tensor]":
+        """Scores that A's mask hides, made the same on both sides: other codes hold -inf there, or a large number.
+
+        The ordinary one of the two stands for both, so that rows are as large as before.
+        """
+        import torch
+
+        from gptcli.model.attention import Sight
+
+        place = Place.of(path)
+        part = place.spec(self.a.model.spec).attention
+        if place.name != "attn.scores" or not (part.causal or part.window):
+            return x, y
+        sight = Sight.of(part, torch.arange(x.shape[-1], device=x.device)[None])
+        hidden = ~sight.at(slice(x.shape[-1] - x.shape[-2], None)).mask()  # [1, 1, T, S]
+        plain = x.where(x.abs() <= y.abs(), y).nan_to_num(0.0, 0.0, 0.0)
+        return plain.to(x.dtype).where(hidden, x), plain.to(y.dtype).where(hidden, y)
+
     def _see(self, path: str, pairs: "Pairs") -> None:
-        from gptcli.model.gaps import SAME, alike, effect, gap_over, ranked
+        from gptcli.model.gaps import SAME, alike, both_lost, effect, gap_over, ranked
 
         same = alike(pairs)
         self.seen[path] = SAME if same else gap_over(pairs)
+        if lost := both_lost(pairs):
+            self.lost[path] = lost
         if path == "logits" and not same:
             k = min(TOP, self.shapes[path][-1])
             self.effect = effect(pairs, k)
@@ -231,18 +254,25 @@ def deviation(gaps: "Iterable[Gap]") -> float:
 
 
 def _shared(a: Run, b: Run, exact_a: Run, exact_b: Run) -> "Callable[[], tuple[str, str] | None]":
-    """Where one side's weights are the other's, rounded to the type that its file stores, both compute with the same.
+    """Where one side's weights are the other's, rounded to the type that its file stores, or to a narrower one that all
+    its numbers have gone through, both compute with the same.
 
     The function that comes back says, after both have run, whose weights were the other's, and in which type; None
     where one was another.
     """
     import torch
 
+    from gptcli.model.differences import between
     from gptcli.model.weights import Lazy, Weights
 
     names = [side.model.stored_dtype if side.model.checkpoint else "float64" for side in (a, b)]  # a config's decimals
-    if names[0] == names[1] or "random" in (a.model.kind, b.model.kind):
+    if "random" in (a.model.kind, b.model.kind):
         return lambda: None
+    if names[0] == names[1]:
+        rounding = between(a.model, b.model)
+        if rounding is None:
+            return lambda: None
+        names["ab".index(rounding.side)] = rounding.word
     types, ours, theirs = [getattr(torch, name) for name in names], exact_a.weights, exact_b.weights
     whose: list[str] = []
 

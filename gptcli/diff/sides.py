@@ -48,7 +48,8 @@ def open_side(said: str, opened: Callable[[str], Model]) -> Side:
         return Side(kind, name, opened(name) if kind == "model" else None)
     except GptcliError as error:  # no option named it
         message = error.message.removeprefix("--from ").removeprefix("-m ")
-        raise GptcliError(message, error.hint, error.code) from None
+        hint = error.hint.replace("describe it by -c CONFIG", "write one there, or name a directory that has it")
+        raise GptcliError(message, hint, error.code) from None
 
 
 @dataclass
@@ -108,6 +109,7 @@ def pair(a: Side, b: Side, request: Request) -> tuple[Run, Run, list[str]]:
         if side.kind == "model":
             runs[letter] = request.run(model, letter, texts)
     _type_of_the_file(runs, request)
+    _check(runs)
     return runs["A"], runs["B"], []
 
 
@@ -120,7 +122,11 @@ def _dumps(side: Side, model: Model, texts: dict[str, Any], request: Request) ->
     except GptcliError as error:
         if texts or error.code != "ids":
             raise
-    texts = request.texts(model)
+        lacking = error
+    try:
+        texts = request.texts(model)
+    except GptcliError:
+        raise lacking from None
     return Dumps(side.path, model, texts["ids"], texts["source"], request.map)
 
 
@@ -140,7 +146,20 @@ def _two_models(a: Model, b: Model, request: Request) -> tuple[Run, Run, list[st
         if letter not in texts:
             texts[letter] = texts[other]
             told += [f"{letter} has no tokenizer, and reads {other}'s ids"] if request.given else []
-    return request.run(a, "A", texts["A"]), request.run(b, "B", texts["B"]), told
+    runs = {letter: request.run(model, letter, texts[letter]) for letter, model in (("A", a), ("B", b))}
+    _check(runs)
+    return runs["A"], runs["B"], told
+
+
+def _check(runs: dict[str, Run]) -> None:
+    """Refuses an id that a side's vocabulary lacks, and says which side's."""
+    for letter, run in runs.items():
+        of_source = [] if run.model.spec.encoder is None else [("encoder's ", run.source, run.model.spec.encoder)]
+        for whose, texts, spec in (("", run.ids, run.model.spec), *of_source):
+            ids = sorted({id_ for text in texts or () for id_ in text})
+            if ids and (ids[0] < 0 or ids[-1] >= spec.vocab_size):
+                said = f"id {ids[0] if ids[0] < 0 else ids[-1]} is outside {letter}'s {whose}vocabulary"
+                raise GptcliError(said, f"ids run from 0 to {spec.vocab_size - 1}", "vocabulary")
 
 
 def _texts(run: Run) -> dict[str, Any]:

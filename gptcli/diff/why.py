@@ -12,8 +12,14 @@ from gptcli.run import Run
 
 
 def causes_of(found: Comparison) -> list[Cause]:
-    """What closes the gap where they part, the plainest first; empty where nothing is known to, or no gap is a bug."""
-    if found.parted and found.seen[found.parted].lost:
+    """What closes the gap where they part, the plainest first, or that nothing known does; empty where no gap is a bug.
+
+    Of numbers that are not finite, on one side or on both, where they come from.
+    """
+    if found.parted is None:
+        lost = next((path for path in found.lost if not path.endswith(".scores")), None)  # there a mask may be infinite
+        return [_born(lost, *side) for side in (("A", found.a), ("B", found.b))] if lost else []
+    if found.seen[found.parted].lost:
         return _not_finite(found)
     if not found.bug:
         return []
@@ -21,11 +27,14 @@ def causes_of(found: Comparison) -> list[Cause]:
     order = [path for path in found.axes if path in found.seen]
     agreed = order[order.index(found.parted) - 1] if order[0] != found.parted else None
     spec = b.model.spec if type(b) in (Run, Replay) else None
-    weights = found.wide[1].weights if type(b) is Run else None
-    causes = explain(ours, found.parted, found.theirs, found.close, spec, weights, agreed)
+    weights, model = (found.wide[1].weights, b.model) if type(b) is Run else (None, None)
+    causes = explain(ours, found.parted, found.theirs, found.close, spec, weights, model, agreed)
     quantised = packed(found)
     if quantised is not None:  # that weights aren't the other's then goes without saying
         causes = [quantised, *(cause for cause in causes if cause.code != "weight")]
+    if not causes:
+        said = "none of the known slips closes the gap"
+        causes = [Cause("unknown", said, f"look at how {found.parted} is computed in B", [])]
     return [_called(cause, letters) for cause in causes]
 
 
@@ -38,14 +47,21 @@ def _called(cause: Cause, letters: str) -> Cause:
 
 
 def _not_finite(found: Comparison) -> list[Cause]:
-    """Where the side that is not finite became so, if it ran here."""
-    letter, run = ("B", found.b) if math.isfinite(found.seen[found.parted].a) else ("A", found.a)
+    """Where each side that is not finite became so, if it ran here; else where that stands first."""
+    gap = found.seen[found.parted]
+    sides = (("A", found.a, gap.a), ("B", found.b, gap.b))
+    return [_born(found.parted, letter, run) for letter, run, value in sides if not math.isfinite(value)]
+
+
+def _born(path: str, letter: str, run: Run) -> Cause:
+    """path: where a side that didn't run here holds such a number first."""
     if type(run) is not Run:
-        return []
+        said = f"in {letter}, NaN or infinity stands first in {path}"
+        return Cause("not-finite", said, f"look at how {path} is computed in {letter}", [])
     born = birth(run)
     held = getattr(born, "weight", None)
     mend = f"{held} in {letter}'s file" if held else "a type that holds larger numbers, such as --dtype f32"
-    return [Cause(born.code, f"in {letter}, {born.message}", mend, [])]
+    return Cause(born.code, f"in {letter}, {born.message}", mend, [])
 
 
 def packed(found: Comparison) -> Cause | None:

@@ -4,14 +4,15 @@ Tensors that are equal are told by comparing blocks as they lie.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Literal, NamedTuple
 
 import numpy
 import torch
 from torch import Tensor
 
-from gptcli.model.held import Held
+from gptcli.model.held import Held, parameters
+from gptcli.source import Model
 
 NUMBERS = 1 << 17  # of a block in double precision, which a processor's cache holds
 AS_THEY_LIE = 1 << 22  # of a block that is only compared
@@ -142,6 +143,54 @@ def compare(a: Held, b: Held, shape: tuple[int, ...]) -> Compared:
         return Compared(same, gap)
     rounding = next(iter(roundings), None)
     return Compared("rounded" if rounding else "different", gap, rounding)
+
+
+def between(a: Model, b: Model) -> Rounding | None:
+    """The rounding, to a type narrower than both have, that makes all that differs in one model of the other's.
+
+    Raises GptcliError for weights that can't be read.
+    """
+    ours, theirs, shapes = parameters(a), parameters(b), [{p.name: p.shape for p in one.layout} for one in (a, b)]
+    if ours.keys() != theirs.keys() or any(shapes[0][name] != shapes[1][name] for name in ours):
+        return None
+    found, compared = None, []
+    for name, shape in ((name, shapes[0][name]) for name in ours):
+        x, y = ours[name](), theirs[name]()
+        if compare(x, y, (min(shape[0], 64), *shape[1:]) if shape else shape).kind == "different":  # told soon
+            return None
+        one = compare(x, y, shape)
+        if one.kind == "different" or (found and one.rounding not in (None, found)):
+            return None
+        found = found or one.rounding
+        compared.append((one.gap, one.rounding is not None, ours[name], shape))
+    return found if found and general(found.word, compared) else None
+
+
+def general(word: str, compared: Iterable[tuple[Gap | None, bool, Callable[[], Held], tuple[int, ...]]]) -> bool:
+    """Does rounding to that type make one model of the other, or do most of the finer one's tensors fit it anyway, so
+    that what differs was changed? compared: of every tensor its gap, whether it is that rounding, numbers, and shape.
+    """
+    rounded = fitting = 0
+    for gap, is_rounding, held, shape in compared:
+        if is_rounding:
+            most = 2 * gap.changed > gap.numbers
+            rounded, fitting = rounded + most, fitting + (not most)
+        elif gap is None or not gap.changed:
+            fitting += _fits(held(), shape, getattr(torch, word))
+    return rounded > fitting
+
+
+def _fits(held: Held, shape: tuple[int, ...], dtype: torch.dtype) -> bool:
+    """Does a type hold all its numbers? Not of one number throughout, such as a gain of 1, which tells nothing."""
+    rows, width = shape[0] if shape else 1, math.prod(shape[1:])
+    first, constant = None, True
+    for span in spans(rows, width, NUMBERS):
+        x = held.numbers(span)
+        first = x.flatten()[:1] if first is None else first
+        constant = constant and bool((x == first).all())
+        if not _equal(x.to(dtype), x):
+            return False
+    return not constant
 
 
 def _equal(x: Tensor, y: Tensor) -> bool:

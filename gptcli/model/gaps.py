@@ -88,6 +88,15 @@ def outside(pairs: Pairs, atol: float, rtol: float) -> int:
     return found
 
 
+def both_lost(pairs: Pairs) -> int:
+    """How many numbers are not finite in both."""
+    found = 0
+    for a, b in pairs:
+        if not math.isfinite(float(a.sum(dtype=torch.float32))):  # one pass where all is well
+            found += int((~a.isfinite() & ~b.to(a.device).isfinite()).sum())
+    return found
+
+
 class Effect(NamedTuple):
     """What a gap does to logits. kl: Σ p_A log(p_A / p_B) in nats, of every position of every text; top: how many of
     A's k likeliest ids are among B's, of every position; first: of how many positions the likeliest is the same.
@@ -104,7 +113,7 @@ def effect(pairs: Pairs, k: int) -> Effect:
     for text, _, x, y in _blocks(pairs):
         p, q = x.log_softmax(-1), y.log_softmax(-1)
         parts = p.exp() * (p - q)
-        kl[text] += parts.where(p > -math.inf, 0.0).sum(-1).tolist()
+        kl[text] += parts.where(p > -math.inf, 0.0).sum(-1).clamp_(min=0.0).tolist()  # rounding
         best, theirs = x.topk(k).indices, y.topk(k).indices
         top[text] += (best[:, :, None] == theirs[:, None]).sum((1, 2)).tolist()
         first += int((best[:, 0] == theirs[:, 0]).sum())

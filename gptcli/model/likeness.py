@@ -54,8 +54,10 @@ def change(
     others: parameters of the same shape in the same place, by what they are called there.
     """
     norm = math.sqrt(gap.square_b)
-    if not norm or any(gap.not_finite):
+    if any(gap.not_finite):
         return None
+    if not norm:
+        return Change("zeros", "zeros throughout", 0.0)
     unit = max(_unit(a), _unit(b))
     before = math.sqrt(gap.square) / norm
     for code, said, view in _guesses(a, b, shape, gap, layout, others):
@@ -118,11 +120,39 @@ def _guesses(
     if columns == 1:
         for code, said, shift in (("plus-one", "1 more", 1), ("minus-one", "1 less", -1)):
             yield code, f"{said} (a norm's 1 + weight)", _mapped(a, lambda x, shift=shift: x + shift)
+    if not (a.quantised or b.quantised):
+        yield from _permuted(a, b, shape)
     factor = gap.product / gap.square_a if gap.square_a else 0.0
     if factor:
         known = 4 * max(_unit(a), _unit(b), 1e-7) / math.sqrt(gap.numbers)  # rounding moves it about as far
         digits = max(2, min(6, int(-math.log10(known))))
         yield "factor", f"{factor:.{digits}g} times A's", _mapped(a, lambda x: x * factor)
+
+
+def _permuted(a: Held, b: Held, shape: tuple[int, int]) -> Iterator[tuple[str, str, View]]:
+    """Rows, or columns, in any other order: those of one product with a seeded random vector are one another's."""
+    draw = torch.Generator().manual_seed(0)
+    across, down = (torch.randn(size, generator=draw, dtype=torch.float64) for size in shape[::-1])
+
+    def blocks(one: Held) -> Iterator[tuple[slice, Tensor]]:
+        return ((span, one.numbers(span).double().reshape(-1, shape[1])) for span in spans(*shape, NUMBERS))
+
+    order = _order(*(torch.cat([x @ across for _, x in blocks(one)]) for one in (a, b)))
+    if order is not None:
+        said = f"its {'numbers' if shape[1] == 1 else 'rows'} are in another order"
+        yield "rows", said, _reordered(a, order)
+    elif shape[1] > 1:
+        order = _order(*(sum(down[span] @ x for span, x in blocks(one)) for one in (a, b)))
+        if order is not None:
+            yield "columns", "its columns are in another order", lambda span: a.numbers(span)[:, order]
+
+
+def _order(a: Tensor, b: Tensor) -> Tensor | None:
+    """Which of a's numbers each of b's is; None where they are not the same ones."""
+    (x, of_a), (y, of_b) = a.sort(), b.sort()
+    if not torch.allclose(x, y, rtol=1e-9, atol=1e-12 * float(x.abs().max())):
+        return None
+    return torch.empty_like(of_a).scatter_(0, of_b, of_a)
 
 
 def _turned(a: Held, shape: tuple[int, int]) -> View:

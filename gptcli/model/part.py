@@ -14,6 +14,8 @@ from gptcli.model.weights import Weights
 from gptcli.spec import NoNorm, Spec
 from gptcli.trace import EVERYTHING, Both, Editor, Selection, Silent
 
+FIRST = "layers.0.resid_pre"  # what the embedding ends with
+
 
 class Enough(Exception):
     """All that was wanted of a forward pass has been seen."""
@@ -40,7 +42,9 @@ class Catch(Silent):
 
 
 class Changed(Weights):
-    """Weights of which some are `others` (None: absent), by full path. Of a layer nothing but these is seen."""
+    """Weights of which some are `others` (None: absent), by full path. Of a layer nothing but these is seen; one that
+    isn't there raises LookupError.
+    """
 
     def __init__(self, base: Weights, others: Mapping[str, Tensor | None], scope: str | None = None):
         super().__init__(base.tensors, base.ties, base.scope if scope is None else scope)
@@ -56,6 +60,8 @@ class Changed(Weights):
         return self.others.get(self.scope + name) is not None if self._mine(name) else super().__contains__(name)
 
     def __getitem__(self, name: str) -> Tensor:
+        if name not in self:
+            raise LookupError(self.scope + name)
         return self.others[self.scope + name] if self._mine(name) else super().__getitem__(name)
 
     def rows(self, name: str, ids: Tensor) -> Tensor:
@@ -121,7 +127,8 @@ class Part:
         ids = inputs.ids if change.ids is None else change.ids(inputs.ids)
         inputs = Shifted(ids, inputs.mask, None, inputs.segments, by=change.shift)
         catch = Catch({before + name for name in wanted})
-        probe = catch if self.x is None else Both(catch, Editor({"embed": [lambda _: self.x]}))
+        edits = {FIRST: [_ended]} if self.x is None else {"embed": [lambda _: self.x]}
+        probe = Both(catch, Editor(edits))
         try:
             with torch.inference_mode():
                 self._run(inputs, weights, spec, probe)
@@ -136,10 +143,14 @@ class Part:
             return
         spec = replace(spec, n_layers=0, variants=(), encoder=None, cross=None)
         if self.x is None:
-            spec = replace(spec, norm=_without(spec, final=False))
+            spec = replace(spec, n_layers=1, norm=_without(spec, final=False))
             stack(inputs, None, weights, spec, probe)
         else:
             forward(inputs, weights, replace(spec, norm=_without(spec, embedding=False)), probe)
+
+
+def _ended(_: Tensor) -> Tensor:
+    raise Enough
 
 
 def _without(spec: Spec, **fields: bool):

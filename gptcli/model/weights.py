@@ -1,6 +1,7 @@
 """A scoped view over any mapping from a weight's path to its tensor."""
 
 import itertools
+from collections import ChainMap
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -51,6 +52,11 @@ class Weights:
         """Rows of a table: by ids [...], [..., C]; by a slice, [n, C]. Nothing else of the table need be read."""
         path = self._path(name)
         return self.tensors.rows(path, rows) if isinstance(self.tensors, Lazy) else self.tensors[path][rows]
+
+    def holding(self, name: str) -> "Weights":
+        """The same, with one tensor made once and kept, for who reads it often."""
+        path = self._path(name)
+        return Weights(ChainMap({path: self.tensors[path]}, self.tensors), self.ties, self.scope)
 
     def passes(self, name: str) -> bool:
         """Is nothing of this tensor kept?"""

@@ -1,6 +1,7 @@
 """`diff` in a terminal: the verdict, where they part and how far, what it does to the logits, why, and the table."""
 
 import math
+import re
 from dataclasses import replace
 
 from gptcli.render.common import fed, title
@@ -49,6 +50,8 @@ def _worst(screen: Screen, worst: Worst) -> list[list[Part]]:
     of = f" of text {worst.text}" if worst.text else ""
     at = [[(f"position {worst.position}{of} ", "dim"), (worst.token or f"id {worst.id}", "cyan")]]
     at += [[f"{name} {i}"] for name in ("head", "channel", "key") if (i := getattr(worst, name)) is not None]
+    if worst.out_token is not None:
+        at[-1] = [f"the logit of id {worst.channel}", (f" {worst.out_token}" * bool(worst.out_token), "cyan")]
     return [*at, [f"A {screen.number(worst.a)}"], [f"B {screen.number(worst.b)}"]]
 
 
@@ -86,8 +89,9 @@ def _logits(screen: Screen, gap: LogitsGap) -> None:
 
 def _three(screen: Screen, parted: Parted, report: DiffReport) -> None:
     """Exact, expected and seen, with what each is."""
-    types = " and ".join(dict.fromkeys((report.a.dtype, report.b.dtype)))
-    about = {"exact": "in float64", "expected": f"what {types} rounds", "seen": "as they ran"}
+    types = list(dict.fromkeys((report.a.dtype, report.b.dtype)))
+    rounds = f"what {' and '.join(types)} {'round' if len(types) > 1 else 'rounds'}"
+    about = {"exact": "in float64", "expected": rounds, "seen": "as they ran"}
     if report.by == "one side's float64":
         about |= {"exact": "from the float64 of the side that runs"}
     rows: list[list[Part]] = [
@@ -104,10 +108,12 @@ def _table(screen: Screen, report: DiffReport) -> None:
     shown = ([one] for one in report.activations) if screen.full else folded(report)
     rows = [_row(group, report) for group in shown]
     header = ["activation", "shape", "max |A-B|", "relative", "expected", "cosine", ""]
-    for column in (5, 1, 3):  # cosine, shape, expected: left out in that order where the screen is narrow
+    for column in (5, 1, 3, 1):  # cosine, shape, expected, max |A-B|: left out in that order where the screen is narrow
         if screen.fits(rows, header):
             break
         header, *rows = ([*row[:column], *row[column + 1 :]] for row in (header, *rows))
+    else:
+        rows = [[(re.sub(r"(\S+\.)(\S+ … )\1", r"\1\2", row[0][0]), row[0][1]), *row[1:]] for row in rows]
     if rows:
         screen.table(
             rows, header, right=[i for i, name in enumerate(header) if name not in ("activation", "shape", "")]
@@ -127,7 +133,11 @@ def _row(group: list[Activation], report: DiffReport) -> list[Part]:
         size(max(one.max_abs for one in group)),
         size(worst.relative),
         size(max(known)) if known else "",
-        "1" if worst.relative == 0 else "" if math.isnan(worst.cosine) else f"{worst.cosine:.6f}",
+        "1"
+        if worst.relative == 0
+        else ""
+        if math.isnan(worst.cosine) or math.isinf(worst.relative)
+        else f"{worst.cosine:.6f}",
         (said, "bold red" if parts else "green" if first.agrees else "red"),
     ]
 

@@ -167,5 +167,5 @@ CELLS: dict[str, Callable[[list[TensorGap], Screen], str]] = {
 
 
 def verdict(report: WeightsDiffReport) -> str:
-    """What `-q` prints: the verdict."""
-    return report.said
+    """What `-q` prints: the verdict, and what is not finite."""
+    return "; ".join([report.said, *(one.message for one in report.findings if one.code == "not-finite")])

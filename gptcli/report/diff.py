@@ -15,7 +15,7 @@ from gptcli.layout import Place
 from gptcli.names import Names
 from gptcli.report import Finding, ModelFacts, Report
 from gptcli.run import Run
-from gptcli.spec import Spec
+from gptcli.spec import Spec, to_dict
 from gptcli.tokens import Token
 from gptcli.trace import BESIDE
 
@@ -40,7 +40,8 @@ class Numbers:
 @dataclass(frozen=True, kw_only=True)
 class Worst:
     """Where |a - b| is largest: in which text, at which of its positions (from 0), in which head, at which channel (of
-    logits, an id) or, of scores and weights, at which key's position. a, b: what stands there.
+    logits, an id, which the token out_token has; null of others) or, of scores and weights, at which key's position.
+    a, b: what stands there.
     """
 
     text: int
@@ -50,6 +51,7 @@ class Worst:
     head: int | None
     channel: int | None
     key: int | None
+    out_token: str | None
     a: float
     b: float
 
@@ -155,6 +157,8 @@ def diff_report(
     of what float64 says. Raises GptcliError for sides that can't be compared.
     """
     if (a.ids, a.source) != (b.ids, b.source):
+        if a.replayed or b.replayed:
+            raise GptcliError("A and B are of other texts", "take files of one text, or give none beside them", "ids")
         return _other_ids(a, b, told)
     paths = _paths(a, b, at)
     found = Comparison(a, b).run(paths, constants, only=bool(at))
@@ -165,10 +169,13 @@ def diff_report(
     order = [path for path in found.axes if path in found.seen]
     parted = _parted(found, order)
     findings = [] if parted is None else [Finding("parted", f"A and B part at {parted.path}", parted.path)]
+    findings += [Finding("not-finite", _lost(path, count), path) for path, count in list(found.lost.items())[:1]]
     told = [*told, *_unlike(a.model.spec, b.model.spec, found)]
     if a.model.spec.n_layers != b.model.spec.n_layers:
         findings.append(Finding("layers", f"{a.model.spec.n_layers} layers in A, {b.model.spec.n_layers} in B"))
     verdict = "parted" if parted else "rounding" if any(map(differs, found.seen.values())) else "identical"
+    if verdict == "identical" and type(a) is type(b) is Run and (fields := _other_fields(a.model.spec, b.model.spec)):
+        told.append(f"no number shows what differs in the architectures: {fields}")
     return DiffReport(
         a=a.facts(),
         b=b.facts(),
@@ -176,7 +183,7 @@ def diff_report(
         source=a.source_tokens(),
         tokens_b=[],
         verdict=verdict,
-        said=_said(verdict, parted, found),
+        said="; but ".join([_said(verdict, parted, found), *(_lost(*one) for one in list(found.lost.items())[:1])]),
         by=found.by,
         parted=parted,
         logits=_logits(found),
@@ -198,7 +205,11 @@ def _paths(a: Run, b: Run, at: Sequence[str]) -> list[str]:
     both = common(a, b)
     if at:
         names = Names(a.model)
-        wanted = {path for one in at for path in names.select("--at", one)}
+        try:
+            wanted = {path for one in at for path in names.select("--at", one)}
+        except GptcliError as error:
+            hint = error.hint.replace("--list prints all", "`gptcli trace --list` prints a model's")
+            raise GptcliError(error.message, hint, error.code) from None
         paths = [path for path in both if path in wanted]
     else:
         held = a.replayed or b.replayed
@@ -228,6 +239,26 @@ def _unlike(a: Spec, b: Spec, found: Comparison) -> list[str]:
     return told
 
 
+def _lost(path: str, count: int) -> str:
+    return f"from {path} on there is NaN or Inf on both sides ({count:,} numbers)"
+
+
+TOLD = ("name", "tokenizer", "vocab_size", "n_layers")
+
+
+def _other_fields(a: Spec, b: Spec) -> str:
+    """`norm.eps (1e-05 in A, 1e-06 in B)`: in what two architectures differ, but for what is told by itself."""
+    ours, theirs = (dict(_flat(to_dict(spec))) for spec in (a, b))
+    apart = [name for name in {**ours, **theirs} if name not in TOLD and ours.get(name) != theirs.get(name)]
+    said = [f"{name} ({ours.get(name, 'none')} in A, {theirs.get(name, 'none')} in B)" for name in apart[:3]]
+    return ", ".join([*said, *([f"and {len(apart) - 3} more"] if len(apart) > 3 else [])])
+
+
+def _flat(told: dict, at: str = "") -> Iterator[tuple[str, object]]:
+    for name, value in told.items():
+        yield from _flat(value, f"{at}{name}.") if isinstance(value, dict) else [(at + name, value)]
+
+
 def _said(verdict: Verdict, parted: Parted | None, found: Comparison) -> str:
     layers = [side.model.spec.n_layers for side in (found.a, found.b)]
     if verdict != "parted" and layers[0] != layers[1]:
@@ -239,8 +270,9 @@ def _said(verdict: Verdict, parted: Parted | None, found: Comparison) -> str:
             "float64": "in float64 nothing parts",
             "one side's float64": "as near to the exact values as rounding comes",
             "an estimate": "as far as an estimate of rounding tells",
-            "constants": "within the tolerance that was given",
         }
+        if found.by == "constants":
+            return "equal within the tolerance that was given"
         return f"equal within rounding: {how[found.by]}"
     if parted.bug:
         stays = "the gap stays in float64" if found.by == "float64" else "the gap is beyond what rounding makes"
@@ -295,6 +327,7 @@ def _worst(found: Comparison, path: str, gap: "Gap") -> Worst:
         head=at.get("head"),
         channel=at.get("channel"),
         key=at.get("key"),
+        out_token=Token.of(at["channel"], found.a.labels).token if found.axes[path][-1] == "V" else None,
         a=gap.a,
         b=gap.b,
     )

@@ -126,6 +126,7 @@ def weights_report(
         for name, size in sizes.items():
             compared.append(_compared(name, here, there))
             step(size)
+    _judge(compared, here, there)
     tensors = [tensor for tensor, _ in compared]
     only_a, only_b = ([Lone(p.name, list(p.shape)) for p in x.params.values() if p.name not in y.params]
                       for x, y in (sides, sides[::-1]))  # fmt: skip
@@ -184,8 +185,21 @@ def _place(param: Param) -> tuple:
     return tuple(inside), leaf, param.shape
 
 
-def _compared(name: str, here: _Side, there: _Side) -> "tuple[TensorGap, Gap | None]":
-    """The tensor's row, and what it comes from where numbers differ."""
+def _judge(compared: "list[tuple[TensorGap, Gap | None]]", here: _Side, there: _Side) -> None:
+    """What may have gone through a narrower type than both have is rounded only where all of its model has."""
+    from gptcli.model.differences import general
+
+    narrower = {t.said for t, _ in compared if t.kind == "rounded" and not t.said.endswith((t.dtype_a, t.dtype_b))}
+    for said in narrower:
+        pairs = ((gap, t.said == said, partial(here.held, t.name), here.params[t.name].shape) for t, gap in compared)
+        if not general(said.rpartition(" ")[2], pairs):
+            for i, (tensor, _) in enumerate(compared):
+                if tensor.said == said:
+                    compared[i] = _compared(tensor.name, here, there, rounds=False)
+
+
+def _compared(name: str, here: _Side, there: _Side, rounds: bool = True) -> "tuple[TensorGap, Gap | None]":
+    """The tensor's row, and what it comes from where numbers differ. rounds: as rounding, where it may be that."""
     from gptcli.model.differences import compare
     from gptcli.model.likeness import change, rank, reshaped
 
@@ -199,6 +213,7 @@ def _compared(name: str, here: _Side, there: _Side) -> "tuple[TensorGap, Gap | N
         none = dict.fromkeys(("max_abs", "relative", "cosine", "changed"))
         return row(kind="shape", **none, said=found.said if found else "", left=found and found.left), None
     kind, gap, rounding = compare(a, b, p.shape)
+    kind, rounding = (kind, rounding) if rounds else ("different", None)
     if gap is None:
         return row(kind=kind), None
     numbers = {
@@ -211,12 +226,23 @@ def _compared(name: str, here: _Side, there: _Side) -> "tuple[TensorGap, Gap | N
         return row(kind=kind, **numbers, said=said), gap
     shape = (p.shape[0], prod(p.shape[1:]))
     others = {one: here.held(one) for one in here.beside[_place(p)] if one != name}
+    others |= {f"of layer {layer}": here.held(one) for layer, one in _elsewhere(name, here)} if not a.quantised else {}
     made = change(a, b, shape, gap, _rows(p, here.model), others)
     if made:
         told = made.code in _told(name, here.model, there.model)
         return row(kind="told" if told else "different", **numbers, said=made.said, left=made.left), gap
     low = rank(a, b, shape, gap) if p.role in ("matrix", "residual") else None
     return row(kind="different", **numbers, rank=low and low.rank, rank_above=low and low.above), gap
+
+
+def _elsewhere(name: str, side: _Side) -> list[tuple[int, str]]:
+    """The same parameter of other layers, where it has the same shape."""
+    place = Place.of(name)
+    if place.layer is None:
+        return []
+    layers = ((i, name.replace(f"layers.{place.layer}.", f"layers.{i}.", 1)) for i in range(side.model.spec.n_layers))
+    shapes = ((i, one) for i, one in layers if i != place.layer and one in side.params and not side.tied(one))
+    return [(i, one) for i, one in shapes if side.params[one].shape == side.params[name].shape]
 
 
 def _rows(param: Param, model: Model) -> "Layout":

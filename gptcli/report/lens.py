@@ -7,6 +7,7 @@ of the vector that it is given, and by the head. So the last row is the logits.
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from gptcli.errors import GptcliError
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from gptcli.model.measure import Best, Leading
+    from gptcli.model.weights import Weights
 
 LATEST = 32  # positions that are read unless others are named
 BLOCK = 1 << 21  # logits that are held at once
@@ -217,7 +219,13 @@ class _Lens:
         """Final vectors [1, T, C] → logits [T, V]."""
         from gptcli.model.ops import head
 
-        return head(x, self.run.weights, self.spec)[0]
+        return head(x, self.weights, self.spec)[0]
+
+    @cached_property
+    def weights(self) -> "Weights":
+        """The run's, with the head at hand where a run would unpack it anew for every layer."""
+        w = self.run.weights
+        return w.holding("lm_head.weight") if w.passes("lm_head.weight") else w
 
     def every(self, take: "Callable[[Tensor], list]") -> dict[str, list]:
         """What `take` makes of each layer's logits [rows, V] at the chosen positions, by path; one of a position."""
