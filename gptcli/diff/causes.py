@@ -52,6 +52,7 @@ def explain(
     b_weights: "Weights | None" = None,
     b_model: Model | None = None,
     agreed: str | None = None,
+    known: "Mapping[str, Tensor] | None" = None,
 ) -> list[Cause]:
     """The causes that close the gap at `parted`, the one that closes most first; empty where none does.
 
@@ -59,9 +60,9 @@ def explain(
     behind it; close(path, ours, theirs): is a gap closed; agreed: the last activation that agreed (None: none did).
     Behind the layers the last positions alone are run and compared. b_spec: B's architecture where B ran by it here
     (None: someone else's code ran): nothing else is tried of a Spec then. b_weights: B's own. b_model: whose files
-    are to be mended (None: someone else's code).
+    are to be mended (None: someone else's code). known: values of A at hand, which need not be computed again.
     """
-    scene = scene_of(a, parted, theirs, close, agreed)
+    scene = scene_of(a, parted, theirs, close, agreed, known or {})
     stack = b_spec and (b_spec.encoder if Place.of(parted).stack else b_spec)
 
     def mend(field: Field) -> str:

@@ -109,13 +109,14 @@ def scene_of(
     theirs: "Mapping[str, Tensor]",
     close: "Callable[[str, Tensor, Tensor], bool]",
     agreed: str | None,
+    known: "Mapping[str, Tensor]",
 ) -> Scene:
-    """theirs by full path; agreed: the last activation that agreed, where one did."""
+    """theirs by full path; agreed: the last activation that agreed, where one did; known: what is at hand of A."""
     place, order = Place.of(parted), [path for path, _ in points(a.model.spec)]
     mine = [path for path in order if _part_of(path) == _part_of(parted)]
     begin = mine.index(agreed) + 1 if agreed in mine else 0
     before = parted[: len(parted) - len(_name(parted))]
-    part, cut = _part(a, parted)
+    part, cut = _part(a, parted, known)
     held = mine[mine.index(parted) :]
     values = {path.removeprefix(before): theirs[path][:, cut] for path in held if path in theirs}
     names = frozenset(path.removeprefix(before) for path in mine[begin : mine.index(parted) + 1])
@@ -135,7 +136,7 @@ def _part_of(path: str) -> tuple[str, int | None, bool]:
     return place.stack, None if embedding else place.layer, embedding
 
 
-def _part(a: Run, parted: str) -> "tuple[Part, slice]":
+def _part(a: Run, parted: str, known: "Mapping[str, Tensor]") -> "tuple[Part, slice]":
     """The part where an activation stands, with A's exact input of it, and the positions that it is run at."""
     from gptcli.model.forward import Inputs, Memory, Sight
     from gptcli.model.part import Catch, Enough, Part
@@ -150,10 +151,12 @@ def _part(a: Run, parted: str) -> "tuple[Part, slice]":
         return Part(inputs, weights, spec), slice(None)
     read, across = _reads(spec, place.layer, at), spec.encoder is not None and place.layer is not None
     memory = _reads(spec.encoder, None, "encoder.", final=True) if across else read
-    catch = Catch({read, memory})
-    with suppress(Enough):
-        a.forward("all", catch)
-    x, memory = catch.kept[read], catch.kept[memory] if across else None
+    if not {read, memory} <= known.keys():
+        catch = Catch({read, memory})
+        with suppress(Enough):
+            a.forward("all", catch)
+        known = catch.kept
+    x, memory = known[read], known[memory] if across else None
     if place.layer is None:
         cut = slice(-LAST, None)
         mask = None if inputs.mask is None else inputs.mask[:, cut]

@@ -29,6 +29,7 @@ EXACT = 1e-9
 # Another implementation adds in another order, and rounds in between where ours doesn't: a file may lie so many times
 # as far from the exact values as our own run in its type does.
 TIMES = 8
+READ = ("resid_pre", "resid_post", "final_norm")  # what layers, and what stands behind them, read
 MOST_SCORES = 1 << 27  # numbers of one activation: 1 GiB in float64
 TOP = 10  # likeliest ids that are compared
 
@@ -47,8 +48,8 @@ class Comparison:
     allowed: the row-by-row distance up to which an activation agrees; apart: whose shapes can't be compared; by: what
     decides; lost: how many numbers are not finite on both sides; bug: None where nothing can tell; wide: the sides in
     float64; theirs: of B (of A where A can't run), in float64 where that can be had, the activation where they part and
-    the later ones of its layer; stored: whose weights are the other's in a coarser type, and in which; place: the text
-    and the position where logits lie furthest apart.
+    the later ones of its layer; reads: what that layer reads in the other side, run again; stored: whose weights are
+    the other's in a coarser type, and in which; place: the text and the position where logits lie furthest apart.
     """
 
     a: Run
@@ -65,6 +66,7 @@ class Comparison:
     wide: tuple[Run | None, Run | None] = (None, None)
     lost: dict[str, int] = field(default_factory=dict)
     theirs: "dict[str, Tensor]" = field(default_factory=dict)
+    reads: "dict[str, Tensor]" = field(default_factory=dict)
     stored: tuple[str, str] | None = None
     effect: "Effect | None" = None
     place: tuple[int, int] = (0, 0)
@@ -197,11 +199,17 @@ class Comparison:
         """Runs each side beside itself in float64, to the end of the layer in which they part."""
         from gptcli.model.gaps import SAME, alike, gap_over
 
+        latest = {}
+
         def look(path: str, xa: "Tensor", xb: "Tensor", *wide: "Tensor") -> bool:
             if self.parted is not None and Place.of(path)[:2] != Place.of(self.parted)[:2]:
                 return False
             rest, own = iter(wide), (xa, xb)
             x, y = (next(rest) if run else z for run, z in zip(exact, own))
+            place = Place.of(path)
+            if place.name in READ:
+                latest[place.stack, place.name] = path, x if exact[0] else y
+                self.reads = dict(latest.values())
             if path not in self.seen:
                 self._see(path, self.pairs(path, xa, xb))
             exactly = self.pairs(path, x, y)

@@ -28,7 +28,7 @@ def causes_of(found: Comparison) -> list[Cause]:
     agreed = order[order.index(found.parted) - 1] if order[0] != found.parted else None
     spec = b.model.spec if type(b) in (Run, Replay) else None
     weights, model = (found.wide[1].weights, b.model) if type(b) is Run else (None, None)
-    causes = explain(ours, found.parted, found.theirs, found.close, spec, weights, model, agreed)
+    causes = explain(ours, found.parted, found.theirs, found.close, spec, weights, model, agreed, found.reads)
     quantised = packed(found)
     if quantised is not None:  # that weights aren't the other's then goes without saying
         causes = [quantised, *(cause for cause in causes if cause.code != "weight")]
