@@ -106,6 +106,9 @@ class Opened:
         """
         from gptcli.report.edits import Request
 
+        for name, given in (("patch", patch), ("set", set)):
+            if given is not None and not isinstance(given, Mapping):
+                raise GptcliError(f"{name}: no mapping from paths", f'give {name}={{"layers.0.mlp_out": …}}', "edit")
         new = copy(self)
         paths = [ablate] if isinstance(ablate, str) else ablate
         asked = [Request("ablate", path, ablate_with) for path in paths]

@@ -119,6 +119,7 @@ def test_errors_are_those_of_the_command_line():
         lambda: gptcli.open().trace("Cats", -3),
         lambda: gptcli.open().edited(ablate="L0H0").diff("cats", "Cats"),
         lambda: gptcli.open().diff(gptcli.open().edited(ablate="L0H0"), "Cats"),
+        lambda: gptcli.open().edited(set=["layers.0.mlp_out=0"]),
         lambda: gptcli.open().edited(ablate="L0H9").logits("Cats"),
         lambda: gptcli.open().edited(set={"layers.0.attn.pattern[0,0,0]": 1.0}).logits("Cats"),
     ):

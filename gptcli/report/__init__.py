@@ -1,10 +1,12 @@
 """What each command found, as plain data, and how it finds it. No rich here, and no torch at module level."""
 
 from dataclasses import field
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from gptcli.data import data, entry, mutable
-from gptcli.tokens import Token
+
+if TYPE_CHECKING:
+    from gptcli.tokens import Token
 
 
 @entry
@@ -56,5 +58,5 @@ class RunReport(Report):
     """A report of one run begins with the model, the texts that were fed, and what an encoder read (`Run.told`)."""
 
     model: ModelFacts
-    tokens: list[list[Token]]
-    source: list[list[Token]]
+    tokens: "list[list[Token]]"
+    source: "list[list[Token]]"
