@@ -11,6 +11,7 @@ from typing import NamedTuple
 from gptcli.count import ITEM_BYTES
 from gptcli.errors import GptcliError
 from gptcli.layout import Place
+from gptcli.memory import QUERY_BLOCK
 from gptcli.spec import Spec
 from gptcli.trace import BESIDE, EVERYTHING, Selection, shapes
 
@@ -63,13 +64,14 @@ def _selected(path: str, shape: tuple[int, ...], select: Selection) -> tuple[int
 
 
 def streamed(size: Size, wanted: Callable[[str], bool]) -> int:
-    """Bytes that are held to write them: the largest at once, of scores and weights one head with its mask."""
+    """Bytes that are held to write them: the largest at once, of scores and weights those of some queries."""
     largest = 0
     for path, _, shape in size.points():
         if wanted(path):
-            one = Selection(slice(0, 1)) if path.rpartition(".")[2] in BESIDE else EVERYTHING
-            times = 4 if one != EVERYTHING else 1  # scores, those behind the mask, weights, and what softmax makes
-            largest = max(largest, times * prod(_selected(path, shape, one)) * ITEM_BYTES[size.dtype_of(path)])
+            beside = path.rpartition(".")[2] in BESIDE
+            some = Selection(queries=slice(0, QUERY_BLOCK)) if beside else EVERYTHING
+            times = 4 if beside else 1  # scores, those behind the mask, weights, and what softmax makes
+            largest = max(largest, times * prod(_selected(path, shape, some)) * ITEM_BYTES[size.dtype_of(path)])
     return largest
 
 

@@ -8,9 +8,10 @@ asks for by `selection`. Imports no torch: a probe only hands on what it is give
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from gptcli.layout import Place
+from gptcli.memory import QUERY_BLOCK
 from gptcli.spec import Dense, Experts, NoMLP, Rope, Spec
 
 # Every activation in order of birth, with its axes. B texts, T queries, S keys, C hidden size, P the size of a token's
@@ -150,19 +151,24 @@ def shapes(spec: Spec, batch: int, length: int, source: int = 0) -> Iterator[tup
 class Selection(NamedTuple):
     """Heads and queries whose scores and softmax weights are wanted: slices of the H and T axes.
 
-    each: one head at a time, in order, for who passes them on and holds none.
+    by: what is computed and handed on at once, in order, for who holds none: one head, or some queries of all heads.
     """
 
     heads: slice = slice(None)
     queries: slice = slice(None)
-    each: bool = False
+    by: Literal["whole", "head", "queries"] = "whole"
 
-    def parts(self, n_heads: int) -> "Iterator[Selection]":
-        """What is computed at once: all the heads together, or one after the other."""
-        if not self.each:
-            yield self
-        else:
-            yield from (Selection(slice(head, head + 1), self.queries) for head in range(n_heads)[self.heads])
+    def parts(self, n_heads: int, n_queries: int) -> "Iterator[Selection]":
+        """What is computed at once, one after the other."""
+        match self.by:
+            case "whole":
+                yield self
+            case "head":
+                yield from (Selection(slice(head, head + 1), self.queries) for head in range(n_heads)[self.heads])
+            case "queries":
+                first, stop, _ = self.queries.indices(n_queries)
+                for start in range(first, stop, QUERY_BLOCK):
+                    yield Selection(self.heads, slice(start, min(start + QUERY_BLOCK, stop)))
 
 
 EVERYTHING = Selection()

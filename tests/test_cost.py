@@ -213,14 +213,14 @@ def test_one_activation_is_counted(tmp_path):
     size = 4 * 30 * 30 * (4 + cost.LISTED)
     assert run(*words, str(size)).status == 0
     ran = run(*words, str(size - 1))
-    assert ran.status == 2 and "-o FILE.safetensors, which writes it and holds 14.1 KiB" in ran.err
+    assert ran.status == 2 and "-o FILE.safetensors, which writes it and holds 56.2 KiB" in ran.err
     assert run(*words, str(size - 1), "-o", tmp_path / "x.safetensors").status == 0
 
 
-def test_a_file_holds_one_head_at_a_time(tmp_path):
+def test_a_file_holds_some_queries_at_a_time(tmp_path):
     file = tmp_path / "x.safetensors"
     words = (*TINY, "--at", "*.pattern", "--force", "-o", file)
-    one = 4 * 30 * 30 * 4  # scores and weights of a head, and what softmax makes between
+    one = 4 * 4 * 30 * 30 * 4  # scores and weights of four heads, and what softmax makes between
     assert run(*words, "--max-memory", str(one)).status == 0
     ran = run(*words, "--max-memory", str(one - 1))
     assert ran.status == 2 and "choose smaller ones by --at" in ran.err

@@ -323,7 +323,7 @@ def test_what_a_recorder_sees_of_an_editor():
     assert (after.kept["layers.1.mlp_out"] == 1).all() and before.kept["layers.1.mlp_out"].abs().max() < 1
     summed = after.kept["layers.1.resid_mid"] + 1
     torch.testing.assert_close(after.kept["layers.1.resid_post"], summed)
-    each = Recorder("layers.0.attn.pattern", select=Selection(each=True), note=lambda path, x: seen.append(x.shape))
+    each = Recorder("layers.0.attn.pattern", select=Selection(by="head"), note=lambda path, x: seen.append(x.shape))
     seen = []
     forward(inputs, weights, spec, Both(Editor(changes), each))
     assert seen == [(1, 1, 9, 9)] * 4

@@ -13,7 +13,7 @@ from gptcli.config import read_config
 from gptcli.errors import GptcliError
 from gptcli.layout import layout
 from gptcli.model import attention, kernels
-from gptcli.model.attention import Sight, fused, weigh
+from gptcli.model.attention import Sight, fused, in_blocks, weigh
 from gptcli.model.forward import Inputs, forward
 from gptcli.model.init import random_weights
 from gptcli.model.ops import head, route
@@ -100,6 +100,23 @@ def test_a_product_is_the_same_by_every_kernel(kernel, lie, rows, bias):
     assert y.shape == (1, rows, 40) and y.dtype == torch.float32 and error(y, expected) < 3e-7
     dense = lie in ("rows", "columns")
     assert fast == (kernel == "onednn" and kernels.is_known() and rows >= (8 if dense else 256))
+
+
+LARGE = {
+    "rows": lambda: drawn(512, 512),
+    "columns": lambda: drawn(512, 512).T,
+    "columns of a fused one": lambda: drawn(512, 1536).T[512:1024],
+}
+
+
+@pytest.mark.parametrize("rows, of", [(1, {"rows"}), (2, {"rows", "columns"}), (7, {"rows", "columns"})])
+@pytest.mark.parametrize("lie", LARGE)
+def test_few_rows_of_a_large_weight(kernel, lie, rows, of):
+    """oneDNN from the first row on, but for one row of a weight that lies by columns."""
+    x, weight = drawn(1, rows, 512, seed=1), LARGE[lie]()
+    y, fast = product_by(x, weight)
+    assert error(y, x.double() @ weight.double().T) < 1e-6
+    assert fast == (kernel == "onednn" and kernels.is_known() and lie in of)
 
 
 def test_inputs_that_lie_in_any_way_give_the_same(kernel):
@@ -218,6 +235,37 @@ def test_blocks_give_what_all_queries_give_at_once(monkeypatch, causal, window, 
     torch.testing.assert_close(found, pattern @ v.repeat_interleave(2, 1), rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("of_scores", [True, False])
+@pytest.mark.parametrize("has", ["nothing", "sinks", "bias", "cap", "NaN"])
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("window", [None, 1, 3, 30])
+@pytest.mark.parametrize("causal", [True, False])
+def test_scores_and_weights_in_blocks_are_those_of_all_queries_at_once(
+    monkeypatch, causal, window, padded, has, of_scores
+):
+    monkeypatch.setattr(attention, "QUERY_BLOCK", 4)
+    monkeypatch.setattr(attention, "FEW_HEADS", 0)
+    mask = torch.tensor([[False] * 5 + [True] * 9, [True] * 14]) if padded else None
+    positions = Inputs(torch.zeros(2, 14), mask).positions
+    q, k = drawn(2, 3, 14, 6, seed=1, dtype=torch.float64), drawn(2, 3, 14, 6, seed=2, dtype=torch.float64)
+    if has == "NaN":
+        q[0, 1, 7, 0] = torch.nan  # one query of one head
+    sinks = drawn(3, seed=4, dtype=torch.float64) if has == "sinks" else None
+    bias = drawn(1, 3, 14, 14, seed=5, dtype=torch.float64) if has == "bias" else None
+    cap = 0.5 if has == "cap" else None
+    sight = Sight(positions, positions, mask, causal, window, bias)
+    found = in_blocks(q, k, sight, 0.4, sinks, cap, of_scores)
+    whole = weigh(q, k, sight.mask(), 0.4, sinks, cap, bias)
+    assert (found.scores is None) != of_scores
+    for mine, other in zip(found, whole):
+        if mine is not None:
+            seen = ~other.isnan()  # where a query has no weights, keys that it never sees may be left at zero
+            torch.testing.assert_close(mine[seen], other[seen], rtol=1e-13, atol=1e-15)
+            assert mine.shape == other.shape and not mine[seen].isnan().any()
+    assert found.pattern[0, 1, 7].isnan().any() == (has == "NaN")
+    assert (found.sink is None) == (sinks is None)
+
+
 @pytest.mark.parametrize("present", [None, torch.tensor([[False] * 300 + [True] * 724])])
 @pytest.mark.parametrize("sinks", [None, torch.zeros(1)])
 def test_a_window_costs_its_width(sinks, present):
@@ -226,7 +274,7 @@ def test_a_window_costs_its_width(sinks, present):
     sight = Sight(Inputs(torch.zeros(1, tokens), present).positions, *[None] * 2, True, window)
     sight.keys, sight.present = sight.queries, present
     if present is None:
-        widths = [columns.stop - columns.start for _, columns in sight.blocks]
+        widths = [columns.stop - columns.start for _, columns in sight.blocks(block)]
         assert widths == [block] + [block + window - 1] * (tokens // block - 1)
     q = drawn(1, 1, tokens, 4)
     with torch.inference_mode(), Watched() as watched:

@@ -74,6 +74,24 @@ def imported(body: list[ast.stmt]) -> Iterator[str]:
                 yield from imported(getattr(node, part, []))
 
 
+@pytest.mark.parametrize(
+    "words",
+    [["topk", "Cats"], ["trace", "-o", "x.safetensors"], ["trace", "Cats", "--map"], ["diff", "cats", "cats-port"]],
+    ids=" ".join,
+)
+def test_what_runs_a_model_loads_none_of_torch_s_own_compilers(words, tmp_path):
+    """sympy comes with them: 0.3 s and 32 MiB."""
+    code = (
+        "import sys\n"
+        "from gptcli.cli.main import main\n"
+        f"sys.argv = ['gptcli', *{words!r}]\n"
+        "status = main()\n"
+        "print(sorted({'torch', 'sympy', 'torch._dynamo'} & set(sys.modules)), status, file=sys.stderr)\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert ran.stderr.splitlines()[-1] == f"['torch'] {int(words[0] == 'diff')}"
+
+
 def test_packages_are_imported_where_they_belong():
     loads = {name: set(imported(tree.body)) for name, tree in SOURCES.items()}
     for name, packages in loads.items():

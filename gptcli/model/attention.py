@@ -3,7 +3,6 @@
 B batch, T queries, S keys, C hidden size, H heads, G key/value heads, D head size.
 """
 
-from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -17,6 +16,7 @@ from gptcli.spec import Attention, Relative, Spec
 from gptcli.trace import BESIDE, EVERYTHING, SILENT, Silent
 
 FAR = 1 << 40  # beyond every position
+FEW_HEADS = 4  # of fewer heads, scores are computed for more queries at once
 
 
 class Sight:
@@ -36,7 +36,7 @@ class Sight:
         bias: Tensor | None = None,
     ):
         self.queries, self.keys, self.present, self.causal, self.window = queries, keys, present, causal, window
-        self.bias, self.made = bias, None
+        self.bias, self.made, self.cut = bias, None, {}
 
     @classmethod
     def of(cls, part: Attention, queries: Tensor, present: Tensor | None = None, keys: Tensor | None = None) -> "Sight":
@@ -59,19 +59,25 @@ class Sight:
         bias = None if self.bias is None else self.bias[:, :, rows, columns]
         return Sight(self.queries[:, rows], self.keys[:, columns], present, self.causal, self.window, bias)
 
-    @cached_property
-    def blocks(self) -> list[tuple[slice, slice]]:
-        """Some queries at a time, and the keys from the first to the last that any of them sees by order and distance.
+    def of_heads(self, heads: slice) -> "Sight":
+        """For these query heads alone."""
+        if self.bias is None:
+            return self
+        return Sight(self.queries, self.keys, self.present, self.causal, self.window, self.bias[:, heads])
 
-        So what lies outside a window, or after the last query, costs nothing, and no mask of [T, S] is made.
+    def blocks(self, size: int) -> list[tuple[slice, slice]]:
+        """So many queries at a time, and the keys from the first to the last that any of them sees by order and
+        distance: what lies outside a window, or after the last query, costs nothing, and no mask of [T, S] is made.
         """
-        found = []
-        for start in range(0, self.queries.shape[1], QUERY_BLOCK):
-            rows = slice(start, start + QUERY_BLOCK)
-            asked = self.queries[:, None, rows, None]
-            seen = self._within(asked.amin(2, True), asked.amax(2, True)).flatten(0, 2).any(0).nonzero()
-            found.append((rows, slice(int(seen[0]), int(seen[-1]) + 1)))
-        return found
+        if size not in self.cut:
+            rows = [slice(start, start + size) for start in range(0, self.queries.shape[1], size)]
+            self.cut[size] = [(some, self._reach(some)) for some in rows]
+        return self.cut[size]
+
+    def _reach(self, rows: slice) -> slice:
+        asked = self.queries[:, None, rows, None]
+        seen = self._within(asked.amin(2, True), asked.amax(2, True)).flatten(0, 2).any(0).nonzero()
+        return slice(int(seen[0]), int(seen[-1]) + 1)
 
     def mask(self) -> Tensor:
         """[B or 1, 1, T, S], True where the query may see the key. Made once."""
@@ -179,7 +185,7 @@ def fused(q: Tensor, k: Tensor, v: Tensor, sight: Sight, scale: float, sinks: Te
     if (sinks is None and sight.flag() is not None) or q.shape[2] <= QUERY_BLOCK:
         return kernel(q, k, v, sight, scale, sinks)
     z = q.new_empty(q.shape[0], q.shape[2], q.shape[1], v.shape[3]).transpose(1, 2)  # as the kernel lays it
-    for rows, columns in sight.blocks:
+    for rows, columns in sight.blocks(QUERY_BLOCK):
         seen = sight.at(rows, columns)
         z[:, :, rows] = kernel(q[:, :, rows], k[:, :, columns], v[:, :, columns], seen, scale, sinks)
     return z
@@ -238,15 +244,21 @@ def attend(
         return fused(q, k, v, sight, scale, sinks)
     whole = every_head(q, k, sight, scale, sinks, cap, probe)
     watch(q, k, sight, scale, sinks, cap, probe, whole)
-    v = v.repeat_interleave(q.shape[1] // v.shape[1], 1).to(whole.pattern.dtype)  # [B, G, S, D] → [B, H, S, D]
+    v = of_queries(v, q.shape[1]).to(whole.pattern.dtype)  # [B, G, S, D] → [B, H, S, D]
     return (whole.pattern @ v).to(q.dtype)  # [B, H, T, S] · [B, H, S, D] → [B, H, T, D]
+
+
+def of_queries(x: Tensor, n_heads: int, heads: slice = slice(None)) -> Tensor:
+    """The key/value head h // (H / G) that each of these query heads h reads: [B, G, S, D] → [B, H, S, D]."""
+    group = n_heads // x.shape[1]
+    return x[:, heads] if group == 1 else x[:, [head // group for head in range(n_heads)[heads]]]
 
 
 def every_head(
     q: Tensor, k: Tensor, sight: Sight, scale: float, sinks: Tensor | None, cap: float | None, probe: Silent
 ) -> "Weighed":
     """Scores and softmax weights of the whole layer, as the probe replaces them."""
-    k = k.repeat_interleave(q.shape[1] // k.shape[1], 1)  # [B, G, S, D] → [B, H, S, D]
+    k = of_queries(k, q.shape[1])  # [B, G, S, D] → [B, H, S, D]
     return weigh(q, k, sight.mask(), scale, sinks, cap, sight.bias, probe)
 
 
@@ -264,14 +276,12 @@ def watch(
     the run itself went by those, else from what the kernel was given.
     """
     wanted = probe.selection("scores") or probe.selection("pattern") or probe.selection("sink")
-    for part in () if wanted is None else wanted.parts(q.shape[1]):
+    for part in () if wanted is None else wanted.parts(q.shape[1], q.shape[2]):
         if whole is None:
-            heads = torch.arange(q.shape[1], device=q.device)[part.heads]
-            kv_heads = heads // (q.shape[1] // k.shape[1])  # query head h reads key/value head h // (H / G)
-            of_heads, rows = None if sinks is None else sinks[heads], sight.at(part.queries)
-            bias = None if rows.bias is None else rows.bias[:, heads]
-            of_q, of_k, aside = q[:, heads, part.queries], k[:, kv_heads], probe.selection("scores") is None
-            found = weigh(of_q, of_k, rows.mask(), scale, of_heads, cap, bias, SILENT, aside)
+            heads, seen = part.heads, sight.at(part.queries).of_heads(part.heads)
+            of_k, of_sinks = of_queries(k, q.shape[1], heads), None if sinks is None else sinks[heads]
+            of_scores = probe.selection("scores") is not None
+            found = in_blocks(q[:, heads, part.queries], of_k, seen, scale, of_sinks, cap, of_scores)
         else:
             found = (x if x is None or part == EVERYTHING else x[:, part.heads, part.queries].clone() for x in whole)
         for name, x in zip(BESIDE, found):
@@ -287,6 +297,31 @@ class Weighed(NamedTuple):
     sink: Tensor | None
 
 
+def in_blocks(
+    q: Tensor, k: Tensor, sight: Sight, scale: float, sinks: Tensor | None, cap: float | None, of_scores: bool
+) -> Weighed:
+    """weigh, a block of queries at a time: what it makes on the way stays in the processor's cache, and keys that none
+    of the block may see cost nothing. of_scores False: nobody wants scores.
+    """
+    blocks = sight.blocks(QUERY_BLOCK * max(1, FEW_HEADS // max(1, q.shape[1])))
+    if len(blocks) == 1 and (of_scores or blocks[0][1] == slice(0, k.shape[2])):
+        return weigh(q, k, sight.mask(), scale, sinks, cap, sight.bias)
+    every = (*q.shape[:3], k.shape[2])  # B, H, T, S
+    scores, pattern, sink = (q.new_empty(size, dtype=wide(q.dtype)) for size in (every, every, every[:3]))
+    for rows, columns in reversed(blocks):  # the widest first: where its parts lay, the others' find room
+        read = slice(0, k.shape[2]) if of_scores else columns
+        seen = sight.at(rows, read)
+        found = weigh(q[:, :, rows], k[:, :, read], seen.mask(), scale, sinks, cap, seen.bias)
+        pattern[:, :, rows, read] = found.pattern
+        pattern[:, :, rows, : read.start], pattern[:, :, rows, read.stop :] = 0, 0
+        if of_scores:
+            scores[:, :, rows] = found.scores
+        if sinks is not None:
+            sink[:, :, rows] = found.sink
+        del found  # before the next is made
+    return Weighed(scores if of_scores else None, pattern, None if sinks is None else sink)
+
+
 def weigh(
     q: Tensor,
     k: Tensor,
@@ -296,28 +331,23 @@ def weigh(
     cap: float | None = None,
     bias: Tensor | None = None,
     probe: Silent = SILENT,
-    scores_aside: bool = False,
 ) -> Weighed:
     """q [B, H, T, D], k [B, H, S, D], mask [B, 1, T, S], bias [B, H, T, S] → scores and softmax weights.
 
     A query that sees no key, or whose scores are all replaced by -∞, weighs none (zeros). Half types compute in
-    float32. probe: what replaces scores or pattern on the way; scores_aside: nobody wants scores, which saves a copy.
+    float32. probe: what replaces scores or pattern on the way.
     """
-    q, k = q.to(wide(q.dtype)), k.to(wide(k.dtype))
+    q, k, hidden = q.to(wide(q.dtype)), k.to(wide(k.dtype)), float("-inf")
     # Passes over T × S numbers cost more than the products: they write in place where the tensor is this function's.
     scores = softcap((q @ k.mT).mul_(scale), cap)  # [B, H, T, D] · [B, H, D, S] → [B, H, T, S]
-    scores = scores if bias is None else scores.add_(bias.to(scores.dtype))
-    hidden, blind = ~mask, ~mask.any(-1, keepdim=True)
-    if probe.replaces("scores"):
-        scores = probe.replace("scores", scores)
-        blind = blind | scores.masked_fill(hidden, float("-inf")).isneginf().all(-1, keepdim=True)
-    seen = scores.masked_fill_(hidden, float("-inf")) if scores_aside else scores.masked_fill(hidden, float("-inf"))
-    scores = None if scores_aside else scores
-    if sinks is None:
-        pattern, sink = seen.softmax(-1), None
-        pattern = pattern.masked_fill_(blind, 0) if blind.any() else pattern
-    else:
+    scores = probe.replace("scores", scores if bias is None else scores.add_(bias.to(scores.dtype)))
+    seen = torch.where(mask, scores, hidden)
+    if sinks is not None:
         column = sinks.to(seen.dtype)[None, :, None, None].expand(*seen.shape[:3], 1)
         pattern = torch.cat((seen, column), -1).softmax(-1)  # [B, H, T, S + 1]
-        pattern, sink = pattern[..., :-1], pattern[..., -1]
-    return Weighed(scores, probe.replace("pattern", pattern), sink)
+        return Weighed(scores, probe.replace("pattern", pattern[..., :-1]), pattern[..., -1])
+    pattern = seen.softmax(-1)
+    if pattern[..., 0].isnan().any():
+        blind = (seen == hidden) if probe.replaces("scores") else ~mask
+        pattern = pattern.masked_fill(blind.all(-1, keepdim=True), 0)
+    return Weighed(scores, probe.replace("pattern", pattern), None)

@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+import numpy
 import torch
 from torch import Tensor
 
@@ -154,7 +155,8 @@ Worst = tuple[tuple[int, ...], float, float]
 
 def _place(off: Tensor, pair: int, start: tuple[int, ...], x: Tensor, y: Tensor) -> Worst:
     """Where a block is largest, and what stands there on both sides."""
-    at = [int(i) for i in torch.unravel_index(off.argmax(), off.shape)] if off.ndim else []
+    # numpy tells the place as torch does, without the 500 modules that torch.unravel_index brings in
+    at = [int(i) for i in numpy.unravel_index(int(off.argmax()), off.shape)] if off.ndim else []
     inside = tuple(i + begin for i, begin in zip(at, (*start, *[0] * len(at))))
     return (pair, *inside), float(x[tuple(at)]), float(y[tuple(at)])
 

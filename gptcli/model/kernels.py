@@ -6,6 +6,7 @@ GPTCLI_LINEAR=plain|onednn overrides. Every kernel computes in the type that it 
 import os
 from functools import cache
 from pathlib import Path
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -13,20 +14,35 @@ from torch import Tensor
 
 from gptcli.errors import GptcliError
 
-FEW = 8  # of fewer rows, making oneDNN's kernel for the shape takes longer than it spares
+FEW = 8  # with fewer rows, and a weight of fewer numbers than LARGE, making oneDNN's kernel takes longer than it spares
+LARGE = 1 << 18
 MANY = 256  # with so many rows, a copy of a weight that lies with gaps pays: oneDNN has no fast kernel for gaps
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x [..., in] · weight [out, in]ᵀ (+ bias [out]) → [..., out]. Raises GptcliError for a choice that isn't there."""
-    rows, dense = x.numel() // x.shape[-1], weight.is_contiguous() or weight.T.is_contiguous()
-    fits = x.dtype == torch.float32 and x.device.type == "cpu" and rows >= (FEW if dense else MANY)
+    fits = x.dtype == torch.float32 and x.device.type == "cpu" and pays(x.numel() // x.shape[-1], weight)
     differentiated = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
     if not by_onednn() or not fits or differentiated:
         return F.linear(x, weight, bias)
-    weight = weight if dense else weight.T.contiguous().T
+    weight = weight.T.contiguous().T if lies(weight) == "gaps" else weight
     bias = None if bias is None else bias.contiguous()  # the operator doesn't look at its stride
     return torch.ops.mkldnn._linear_pointwise(x.contiguous(), weight, bias, "none", [], "")
+
+
+def pays(rows: int, weight: Tensor) -> bool:
+    """Is oneDNN's the faster kernel for so many rows of x? For one row it is slow where a weight lies by columns."""
+    match lies(weight):
+        case "gaps":
+            return rows >= MANY
+        case "columns" if rows == 1:
+            return False
+    return rows >= FEW or weight.numel() >= LARGE
+
+
+def lies(weight: Tensor) -> Literal["rows", "columns", "gaps"]:
+    """What of a weight [out, in] follows without gaps in memory."""
+    return "rows" if weight.is_contiguous() else "columns" if weight.T.is_contiguous() else "gaps"
 
 
 @cache

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from gptcli.checkpoint.safetensors import FLOATS
-from gptcli.trace import Selection, Silent
+from gptcli.trace import BESIDE, Selection, Silent
 
-EACH = Selection(each=True)
+SOME = Selection(by="queries")
 TYPES = {name: word for word, name in FLOATS.items()}  # float32 → F32
 
 
@@ -46,19 +46,19 @@ def header(
 
 
 class Stream(Silent):
-    """A probe that writes what the slots name. Of scores and weights, one head at a time is computed and let go."""
+    """A probe that writes what the slots name. Of scores and weights, some queries' are computed at once and let go."""
 
     def __init__(
         self, file: BinaryIO, slots: Mapping[str, Slot], scope: str = "", filled: dict[str, int] | None = None
     ):
         self.file, self.slots, self.scope = file, slots, scope
-        self.filled = {} if filled is None else filled  # by path: along the second axis, how far
+        self.filled = {} if filled is None else filled  # by path: along the axis that grows, how far
 
     def at(self, scope: str) -> "Stream":
         return Stream(self.file, self.slots, f"{self.scope}{scope}.", self.filled)
 
     def selection(self, name: str) -> Selection | None:
-        return EACH if self.scope + name in self.slots else None
+        return SOME if self.scope + name in self.slots else None
 
     def __call__(self, name: str, x: Tensor) -> Tensor:
         path = self.scope + name
@@ -67,20 +67,26 @@ class Stream(Silent):
         return x
 
     def write(self, path: str, x: Tensor) -> None:
-        """The next part of a tensor along its second axis: all of it, or one head."""
-        slot, done = self.slots[path], self.filled.get(path, 0)
-        if str(x.dtype) != f"torch.{slot.dtype}" or (x.shape[0], *x.shape[2:]) != (slot.shape[0], *slot.shape[2:]):
+        """All of a tensor, or, of scores and weights [B, H, T, ...], the next queries of every head."""
+        slot, done, axis = self.slots[path], self.filled.get(path, 0), _grows_along(path)
+        others = (*slot.shape[:axis], *slot.shape[axis + 1 :])
+        if str(x.dtype) != f"torch.{slot.dtype}" or (*x.shape[:axis], *x.shape[axis + 1 :]) != others:
             raise AssertionError(
                 f"{path}: {x.dtype} {list(x.shape)} where {slot.dtype} {list(slot.shape)} was foreseen"
             )
-        self.filled[path] = done + x.shape[1]
-        inner = torch.Size(slot.shape[2:]).numel() * x.dtype.itemsize  # bytes of one step along the second axis
-        for text, part in enumerate(x.detach().cpu()):
-            self.file.seek(slot.start + (text * slot.shape[1] + done) * inner)
+        self.filled[path] = done + x.shape[axis]
+        step = torch.Size(slot.shape[axis + 1 :]).numel() * x.dtype.itemsize  # bytes of one query
+        for number, part in enumerate(x.detach().cpu().reshape(-1, *x.shape[axis:])):
+            self.file.seek(slot.start + (number * slot.shape[axis] + done) * step)
             self.file.write(memoryview(part.contiguous().view(-1).view(torch.uint8).numpy()))
 
     def check(self) -> None:
         """Every slot is filled."""
         for path, slot in self.slots.items():
-            if self.filled.get(path) != slot.shape[1]:
-                raise AssertionError(f"{path}: {self.filled.get(path, 0)} of {slot.shape[1]} written")
+            if self.filled.get(path) != slot.shape[_grows_along(path)]:
+                raise AssertionError(f"{path}: {self.filled.get(path, 0)} of {list(slot.shape)} written")
+
+
+def _grows_along(path: str) -> int:
+    """The axis along which a tensor's parts follow: T of [B, H, T, ...] for what is computed on the side."""
+    return 2 if path.rpartition(".")[2] in BESIDE else 0

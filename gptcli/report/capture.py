@@ -79,7 +79,7 @@ def digest(run: Run) -> str:
     """What tells these weights from others: SHA-256 over the name, the shape and some evenly spaced numbers of each, in
     the type of the run; of random weights, over names, shapes and the seed.
     """
-    import torch
+    import numpy  # whose unravel_index is that of torch without the 500 modules that torch's brings in
 
     found = hashlib.sha256()
     for param in run.model.layout:
@@ -87,8 +87,8 @@ def digest(run: Run) -> str:
         if run.model.kind == "random" or param.tied_to:
             continue
         tensor = run.weights[param.name]
-        at = torch.linspace(0, tensor.numel() - 1, min(SAMPLE, tensor.numel()), dtype=torch.float64).long()
-        numbers = tensor[torch.unravel_index(at.to(tensor.device), tensor.shape)].cpu().double()
+        at = numpy.linspace(0, tensor.numel() - 1, min(SAMPLE, tensor.numel())).astype("int64")
+        numbers = tensor[numpy.unravel_index(at, tensor.shape)].cpu().double()
         found.update(numbers.numpy().astype("<f8").tobytes())
     if run.model.kind == "random":
         found.update(f"seed {run.model.seed} {run.dtype}".encode())
@@ -248,7 +248,7 @@ def on_the_side(held: "dict[str, Tensor]", probe: Silent) -> None:
     wanted = next(filter(None, map(probe.selection, BESIDE)), None)
     if wanted is None or not held:
         return
-    for part in wanted.parts(next(iter(held.values())).shape[1]):
+    for part in wanted.parts(*next(iter(held.values())).shape[1:3]):
         for name, x in held.items():
             probe(name, x[:, part.heads, part.queries])
 

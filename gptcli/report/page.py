@@ -251,7 +251,7 @@ def _scores(run: Run, view: View, plan: Plan, layers: list[int]) -> dict[tuple[i
         found[layer, head] = Scores(products=products, scaled=scaled or even(scores, levels))
 
     wanted = [view.inner(layer, name) for layer in layers for name in names]
-    recorder = Recorder(*filter(run.holds, wanted), select=Selection(each=True), note=note)
+    recorder = Recorder(*filter(run.holds, wanted), select=Selection(by="head"), note=note)
     if layers:
         run.forward("all", recorder, head=run.edits is not None)
     return found

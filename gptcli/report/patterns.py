@@ -67,7 +67,7 @@ class Patterns(View):
         births = _Births(self, heads, queries, take)
         wanted = [self.inner(layer, name) for layer in layers for name in ("pattern", "sink")]
         wanted += filter(self.run.holds, [self.inner(layer, name) for layer in layers for name in ("v", "z")])
-        recorder = Recorder(*wanted, select=Selection(heads, queries, each=True), note=births.note)
+        recorder = Recorder(*wanted, select=Selection(heads, queries, "head"), note=births.note)
         x = self.run.forward("all", recorder, head=self.run.needs_head(recorder.wants))
         proof = births.proof()
         return Watched(births.taken, proof, findings(self.run, proof, x))

@@ -42,7 +42,7 @@ class Room(NamedTuple):
             choice(f"{layer} {head} --position {one}", layers[:1], heads[:1], one),
         ]
         asked = choice(f"a trace of {', '.join(several) or 'one head'}", layers, heads, position)
-        streams = "take a shorter text, or -o FILE.safetensors, which holds a head at a time"
+        streams = "take a shorter text, or -o FILE.safetensors, which holds some rows at a time"
         self.refuse(asked, *(other for other in others if other.held < asked.held), otherwise=streams)
 
     def _walks(self, layers: list[int], heads: list[int], position: str, attending: Attending) -> int:
