@@ -35,7 +35,8 @@ class Run:
 
     group: the ranks that run it together, each with its share of the weights; added: which ids the tokenizer's rule put
     there; source: the texts that an encoder reads, with their own marks; segments: which part of its text each id
-    belongs to; edits: what is changed on the way; seconds: what the latest forward pass took, the least of `repeat`.
+    belongs to; once: no second pass will read the weights, and where that is left to us (stream `auto`) none stay;
+    edits: what is changed on the way; seconds: what the latest forward pass took, the least of `repeat`.
     """
 
     model: Model
@@ -50,6 +51,7 @@ class Run:
     source: list[list[int]] | None = None
     source_added: list[list[bool]] | None = None
     segments: list[list[int]] | None = None
+    once: bool = False
     edits: "Edits | None" = field(default=None, init=False)
     replayed: ClassVar[bool] = False  # it comes out of a file
     seconds: float = field(default=0.0, init=False)
@@ -90,7 +92,9 @@ class Run:
     @cached_property
     def weights(self) -> "Weights":
         if self.group is None:
-            return self.model.weights(self.dtype, self.device, self.stream)
+            passing = self.once and self.repeat == 1 and self.edits is None and self.device.type == "cpu"
+            stream = "on" if passing and self.stream == "auto" else self.stream
+            return self.model.weights(self.dtype, self.device, stream)
         from gptcli.model.parallel import shared
 
         return shared(self.model.weights(self.dtype, self.device, "on"), self.model.spec, self.group)

@@ -154,8 +154,8 @@ class Model:
     def weights(self, dtype: "torch.dtype", device: "torch.device", stream: Streaming = "auto") -> "Weights":
         """The weights in that type on that device, each made when it is first read. Raises GptcliError.
 
-        stream: keep none of a checkpoint's once its layer is done; `auto`: where those that would be kept need more
-        than half of the memory that is free.
+        stream: keep none of a checkpoint's once a part of a layer is done; `auto`: where those that would be kept need
+        more than half of the memory that is free.
         """
         from gptcli.model.weights import Weights
 

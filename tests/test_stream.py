@@ -62,7 +62,7 @@ def test_streamed_weights_give_the_same_bits_and_none_is_kept(path: Path, dtype:
 
 
 class Resident(Silent):
-    """Bytes of a mapped file that are in memory when each layer has been computed."""
+    """Bytes of a mapped file that are in memory when the embedding and when each layer has been computed."""
 
     def __init__(self, file: Path):
         self.file, self.found = file, []
@@ -71,7 +71,7 @@ class Resident(Silent):
         return self
 
     def __call__(self, name: str, x: torch.Tensor) -> torch.Tensor:
-        if name in ("resid_post", "logits"):
+        if name in ("embed", "resid_post", "logits"):
             self.found.append(self.resident())
         return x
 
@@ -87,23 +87,33 @@ class Resident(Silent):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells which pages are in memory")
-def test_pages_of_a_layer_are_given_back_when_the_next_one_is_read(tmp_path: Path):
+def test_pages_of_a_part_are_given_back_when_the_next_one_is_read(tmp_path: Path):
     sizes = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 6, "vocab_size": 8192}
     save_toy(LLAMA | sizes | {"head_dim": 128}, tmp_path)
     file = tmp_path / "model.safetensors"
-    layer = 8 * (3 * 512 * 2048 + 2 * 512 * 512 + 2 * 512 * 256 + 2 * 512)
-    for how, least, most in (("on", 0, 1.2 * layer), ("off", 5 * layer, file.stat().st_size + 4096)):
+    mlp, attention = 8 * 3 * 512 * 2048, 8 * (2 * 512 * 512 + 2 * 512 * 256)
+    ids = [list(range(0, 8192, 256))]  # rows that lie far apart
+    for how, least, most in (("on", 0, 1.2 * mlp), ("off", 5 * (mlp + attention), file.stat().st_size + 4096)):
         probe = Resident(file)
-        run = Run(open_model(str(tmp_path)), IDS, stream=how)
+        run = Run(open_model(str(tmp_path)), ids, stream=how)
         run.forward("all", probe)
-        assert least <= max(probe.found[:6]) <= most, how
+        embedded, *layers, _ = probe.found
+        assert least <= max(layers) <= most, how
+        assert how == "off" or embedded <= 1 << 16
         del run
     assert Resident(file).resident() == 0
 
 
 def test_only_pages_of_files_are_given_back(tmp_path: Path):
     own = torch.full((1 << 20,), 7.0)
-    pages.give_back([pages.span(own), (0, 0)])
+    file = tmp_path / "numbers"
+    file.write_bytes(bytes(1 << 16))
+    mapping = torch.from_file(str(file), size=1 << 14)
+    assert len(pages.mapped(file)) == (sys.platform == "linux") and pages.mapped(tmp_path / "other") == []
+    for at in (pages.span(own), (0, 0), (0, 1 << 47)):
+        pages.give_back(at, pages.mapped(file))
+    pages.give_back(pages.span(own), [])
+    assert not mapping.any()
     assert bool((own == 7).all())
 
 
@@ -120,6 +130,27 @@ def test_auto_streams_what_half_of_the_free_memory_does_not_hold(tmp_path: Path,
         weights = open_model(str(tmp_path)).weights(dtype, torch.device("cpu"))
         assert weights["layers.0.attn.q.weight"].dtype == dtype
         assert bool(weights.tensors.made) != streams, (free, dtype)
+
+
+def test_auto_streams_what_one_pass_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    save_toy(LLAMA, tmp_path)
+    for stream, repeat, once, passes in (
+        ("auto", 1, True, True),
+        ("auto", 2, True, False),
+        ("auto", 1, False, False),
+        ("off", 1, True, False),
+        ("on", 2, False, True),
+    ):
+        run = Run(open_model(str(tmp_path)), IDS, stream=stream, repeat=repeat, once=once)
+        run.forward("last")
+        assert bool(run.weights.tensors.made) != passes, (stream, repeat, once)
+    made, honest = [], Run.weights.func
+    noted = property(lambda run: made.append(honest(run)) or made[-1])
+    monkeypatch.setattr(Run, "weights", noted)
+    for words, passes in ((["topk"], True), (["forward"], True), (["topk", "--ablate", "L0H0"], False)):
+        assert gptcli(*words, "--ids", "5,17", "-m", tmp_path).status == 0
+        assert made and all(bool(weights.tensors.made) != passes for weights in made), words
+        made.clear()
 
 
 def test_the_option(tmp_path: Path):

@@ -64,7 +64,7 @@ def forward(
     out.check(".safetensors", ".npy")
     model = given.open(example=read.example)
     fed = read_ids(model, text, read)
-    run = run_of(model, how, fed, repeat, group)
+    run = run_of(model, how, fed, repeat, group, once=True)
     edit.make(run)
     report, logits = forward_report(run, k, asked(model, token), stages)
     for path in out.output or ():
@@ -104,7 +104,7 @@ def topk(
     out.check()
     model = given.open(example=read.example)
     fed = read_ids(model, text, read)
-    run = run_of(model, how, fed, repeat, group)
+    run = run_of(model, how, fed, repeat, group, once=True)
     edit.make(run)
     if model.fills and came_from("position", "DEFAULT"):
         position = "mask"

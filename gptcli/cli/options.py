@@ -108,7 +108,9 @@ class RunOptions:
     )
     # Beyond some thousands, OpenMP ends the process when it can't make another.
     threads: Annotated[int | None, _run(metavar="N", min=1, max=1024, help="CPU threads.")] = None
-    stream: Annotated[Streaming, _run(help="Keep no weights beyond their layer; auto: if memory is short.")] = "auto"
+    stream: Annotated[Streaming, _run(help="Keep no weights beyond their use; auto: in one pass, or short memory.")] = (
+        "auto"
+    )
 
 
 @mutable

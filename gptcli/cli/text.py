@@ -38,8 +38,10 @@ class Fed(NamedTuple):
         return sum(map(len, self.ids))
 
 
-def run_of(model: Model, how: "RunOptions", fed: Fed, repeat: int = 1, group: "Group | None" = None) -> "Run":
-    """The request that the options and the ids make."""
+def run_of(
+    model: Model, how: "RunOptions", fed: Fed, repeat: int = 1, group: "Group | None" = None, once: bool = False
+) -> "Run":
+    """The request that the options and the ids make. once: it takes one pass."""
     from gptcli.run import Run
 
     return Run(
@@ -55,6 +57,7 @@ def run_of(model: Model, how: "RunOptions", fed: Fed, repeat: int = 1, group: "G
         source=fed.source,
         source_added=fed.source_added,
         segments=fed.segments,
+        once=once,
     )
 
 

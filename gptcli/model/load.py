@@ -21,9 +21,10 @@ from gptcli.layout import Param
 from gptcli.model import ggml
 from gptcli.model.dequantise import dequantised
 from gptcli.model.ops import wide
-from gptcli.model.pages import give_back, span
+from gptcli.model.pages import Span, give_back, mapped, span
 from gptcli.model.weights import EVERY_ROW, Lazy, Rows
 
+ROWS = 16  # of a table that is streamed, picked at once
 # What may be tied, in a person's words.
 TIED = {"lm_head.weight": "head", "encoder.embed.weight": "encoder table"}
 
@@ -70,7 +71,7 @@ def stored_weights(
     def read(info: TensorInfo, stored: str) -> Tensor:
         found = look(info, stored)
         if passing:
-            passing.read.append(span(found))
+            passing.note(found, info.file)
         return found
 
     def unpack(bound: Bound) -> Tensor:
@@ -85,7 +86,8 @@ def stored_weights(
             if bound.stored in packed:
                 return unpack(bound)[rows]
             tensor = cut(read(info, bound.stored), bound)
-            tensor = tensor[rows.cpu() if isinstance(rows, Tensor) else rows]
+            rows = rows.cpu() if isinstance(rows, Tensor) else rows
+            tensor = passing.pick(tensor, rows) if passing and isinstance(rows, Tensor) else tensor[rows]
             if info.dtype in gguf.UNPACKED:
                 tensor = ggml.dequantised(tensor, info.dtype, dtype)
             if bound.plus:
@@ -105,17 +107,38 @@ def stored_weights(
 
 
 class _Passing:
-    """What has been read of one layer, or of one block of a tensor outside the layers, until another is read."""
+    """What has been read of one part of a layer (attention, MLP, an expert), or of one block of a tensor outside the
+    layers, until another is read.
+    """
 
     def __init__(self):
         self.where, self.read = None, []
+        self.files: dict[
+            Path, list[Span]
+        ] = {}  # the reader keeps them open, and so mapped, as long as there are tensors
+
+    def note(self, tensor: Tensor, file: Path) -> None:
+        if file not in self.files:
+            self.files[file] = mapped(file)
+        self.read.append((span(tensor), self.files[file]))
 
     def enter(self, name: str, rows: Rows) -> None:
-        layer = re.match(r"(encoder\.)?layers\.\d+\.", name)
-        where = layer[0] if layer else (name, rows.start if isinstance(rows, slice) else None)
+        layered = re.match(r"(encoder\.)?layers\.\d+\.", name)
+        where = name.rsplit(".", 2)[0] if layered else (name, rows.start if isinstance(rows, slice) else None)
         if where != self.where:
-            give_back(self.read)
+            for at, file in self.read:
+                give_back(at, file)
             self.where, self.read = where, []
+
+    def pick(self, table: Tensor, rows: Tensor) -> Tensor:
+        """Rows of the table that was read last, by their numbers [...] → [..., C], a few at a time: a system that maps
+        a file's large pieces whole brings two MiB with each.
+        """
+        picked = []
+        for some in rows.flatten().split(ROWS):
+            picked.append(table[some])
+            give_back(*self.read[-1])
+        return torch.cat(picked).unflatten(0, rows.shape)
 
 
 def _again(bound: Bound) -> str:

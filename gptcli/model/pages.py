@@ -18,28 +18,24 @@ def span(tensor: Tensor) -> Span:
     return tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes
 
 
-def give_back(spans: Iterable[Span]) -> None:
-    """Lets go of whole pages within the spans where they belong to a mapped file; what is no file's is left as it is.
-
-    A page that somebody looks at again is read from the file again: what was written into it is gone. Does nothing but
-    on Linux.
-    """
-    spans = list(spans)
-    if not spans or not sys.platform.startswith("linux"):
-        return
-    files, advise = _mapped_files(), ctypes.CDLL(None).madvise
-    for start, end in spans:
-        start, end = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE, end // mmap.PAGESIZE * mmap.PAGESIZE
-        if start < end and any(low <= start and end <= high for low, high in files):
-            advise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), DONTNEED)
-
-
-def _mapped_files() -> list[Span]:
-    """Where this process has files mapped."""
-    found = []
+def mapped(file: Path) -> list[Span]:
+    """Where this process has a file mapped. Nowhere but on Linux."""
+    if not sys.platform.startswith("linux"):
+        return []
+    found, name = [], str(file.resolve())
     for line in Path("/proc/self/maps").read_text().splitlines():
-        where, _, _, _, inode, *_ = line.split()
-        if inode != "0":
+        where, _, _, _, _, *path = line.split(maxsplit=5)
+        if path == [name]:
             low, high = where.split("-")
             found.append((int(low, 16), int(high, 16)))
     return found
+
+
+def give_back(at: Span, file: Iterable[Span]) -> None:
+    """Lets go of the whole pages there, where they lie in what `mapped` gave; what is no file's is left as it is.
+
+    A page that somebody looks at again is read from the file again: what was written into it is gone.
+    """
+    start, end = -(-at[0] // mmap.PAGESIZE) * mmap.PAGESIZE, at[1] // mmap.PAGESIZE * mmap.PAGESIZE
+    if start < end and any(low <= start and end <= high for low, high in file):
+        ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), DONTNEED)

@@ -5,10 +5,14 @@
 At T = 256 and 1024 positions, float32: a run that shows the next tokens after every position, and one that writes to a
 file besides: all activations; every softmax weight and residual stream. Each in a process of its own, its file in a
 temporary directory that is deleted. Each line is JSON: seconds are a command's whole time, peak_mib its peak resident
-memory, file_mib what it wrote. No network is used.
+memory, file_mib what it wrote.
+
+The last lines keep all activations in Python instead (`Model.activations`): bound is the peak by torch (the process
+that has imported it), the weights and what is kept, all together, least the peak that this needs. No network is used.
 """
 
 import json
+import re
 import resource
 import sys
 import tempfile
@@ -34,6 +38,25 @@ def measure(words: list[str]) -> tuple[float, float]:
     return time.perf_counter() - begun, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
+def status(what: str) -> float:
+    """MiB of this process: VmRSS, or VmHWM, the most that it ever was."""
+    return int(re.search(rf"{what}:\s+(\d+)", Path("/proc/self/status").read_text())[1]) / 1024
+
+
+def keep(ids: list[int]) -> tuple[float, float, float, float]:
+    """MiB: of torch, of the weights, of all activations of one text, and the process's peak."""
+    import torch
+
+    torch.ones(1)
+    alone = status("VmRSS")
+    from gptcli import open as opened
+
+    model = opened("gpt2-small")
+    kept = model.activations(ids, "*")
+    size = sum(x.untyped_storage().nbytes() for x in {x.data_ptr(): x for x in kept.values()}.values())
+    return alone, 4 * model.params().parameters.unique / 2**20, size / 2**20, status("VmHWM")
+
+
 def main() -> None:
     for positions in (256, 1024):
         ids = ",".join(str(i * 37 % 50257) for i in range(positions))
@@ -46,6 +69,14 @@ def main() -> None:
                 size = file.stat().st_size / 2**20 if out else 0
             line = {"benchmark": f"{name}, T = {positions}", "seconds": round(seconds, 2), "peak_mib": round(peak)}
             print(json.dumps(line | {"file_mib": round(size)}), flush=True)
+        with get_context("spawn").Pool(1) as pool:
+            torch, weights, kept, peak = pool.apply(keep, ([i * 37 % 50257 for i in range(positions)],))
+        line = {
+            "benchmark": f"all activations, kept, T = {positions}",
+            "peak_mib": round(peak),
+            "kept_mib": round(kept),
+        }
+        print(json.dumps(line | {"bound": round(peak / (torch + weights + kept), 3)}), flush=True)
 
 
 if __name__ == "__main__":

@@ -32,6 +32,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
+from gptcli.cli.main import keep_memory
 from gptcli.count import flops_forward, flops_spared
 from gptcli.model.forward import Inputs, forward
 from gptcli.model.kernels import is_known
@@ -90,6 +91,7 @@ def product_share(model: Model, weights: Weights) -> None:
         runs[f"{rows} {inner} {columns}"] = (
             (lambda x=x, w=w: multiply(x, w, None, "none", [], "")) if multiply else plain
         )
+    keep_memory()  # as the console entry does
     times = in_turn(runs, 9)
     flops = {f"{a} {b} {c}": 2 * a * b * c for a, b, c in sizes}
     flops["pass"] = flops_forward(model.spec, 1024, head_rows=1) - flops_spared(model.spec, 1024)

@@ -11,7 +11,8 @@ stream are those that transformers hands back. --names writes the hooks that the
 axes, for the tests.
 
 Then, at T = 256 and 1024, each in a process of its own: all softmax weights and the residual stream after every layer.
-gptcli keeps them (`activations`) or writes them to a file as they are born (`trace -o`); TransformerLens keeps what
+gptcli keeps them (`activations`) or writes them to a file as they are born (`trace -o`), with all weights in memory or
+with those of a part of a layer (`--stream on`); TransformerLens keeps what
 `run_with_cache` is asked for by names, transformers what output_attentions and output_hidden_states give. Of logits,
 transformers computes the last row; gptcli, asked for none, none. Each line is JSON, and all numbers are the least
 of several requests and processes, which take turns: seconds by the clock and of the CPU (all threads), the process's
@@ -55,21 +56,26 @@ def ours_kept(folder: Path) -> Callable:
     return lambda ids: model.activations(ids[0].tolist(), *PATHS)
 
 
-def ours_written(folder: Path) -> Callable:
+def ours_written(folder: Path, stream_weights: str = "off") -> Callable:
     from gptcli.names import Names
     from gptcli.report.capture import chosen, stream
     from gptcli.run import Run
     from gptcli.source import open_model
 
     model = open_model(str(folder))
-    weights = Run(model, [[0]]).weights
+    weights, draft = Run(model, [[0]], stream=stream_weights).weights, folder / "written.safetensors"
 
     def request(ids) -> None:
         run = Run(model, ids.tolist())
         run.weights = weights
-        stream(run, chosen(run, Names(model), list(PATHS), [], "self"), folder / "written.safetensors")
+        stream(run, chosen(run, Names(model), list(PATHS), [], "self"), draft)
+        draft.unlink()
 
     return request
+
+
+def ours_streamed(folder: Path) -> Callable:
+    return ours_written(folder, "on")
 
 
 def bridge(folder: Path):
@@ -96,6 +102,7 @@ def transformers(folder: Path, kept: int = 1) -> Callable:
 KINDS = {
     "gptcli, kept": ours_kept,
     "gptcli, written to a file": ours_written,
+    "gptcli, written to a file, --stream on": ours_streamed,
     "TransformerLens": transformerlens,
     "transformers": transformers,
 }
