@@ -16,7 +16,7 @@ from gptcli.model import attention, kernels
 from gptcli.model.attention import Sight, fused, in_blocks, weigh
 from gptcli.model.forward import Inputs, forward
 from gptcli.model.init import random_weights
-from gptcli.model.ops import head, route
+from gptcli.model.ops import head, linears, route
 from gptcli.model.weights import Weights
 from gptcli.shipped import configs
 from gptcli.spec import Experts, Spec
@@ -100,6 +100,34 @@ def test_a_product_is_the_same_by_every_kernel(kernel, lie, rows, bias):
     assert y.shape == (1, rows, 40) and y.dtype == torch.float32 and error(y, expected) < 3e-7
     dense = lie in ("rows", "columns")
     assert fast == (kernel == "onednn" and kernels.is_known() and rows >= (8 if dense else 256))
+
+
+@pytest.mark.parametrize("columns", [True, False])
+def test_matrices_that_lie_side_by_side_are_one(kernel, columns):
+    """As GPT-2's q, k and v do, [in, out] (columns), and as others' do in one stored tensor of rows."""
+    stored = drawn(32, 60).T if columns else drawn(60, 32)
+    parts = stored.split([30, 12, 18])
+    whole = kernels.side_by_side(parts)
+    assert whole.data_ptr() == stored.data_ptr() and torch.equal(whole, stored)
+    assert kernels.side_by_side(parts[1:]).equal(stored[30:])
+    x, bias = drawn(2, 9, 32, seed=1), drawn(60, seed=2)
+    tensors = {f"{n}.weight": part for n, part in zip("qkv", parts)}
+    tensors |= {f"{n}.bias": part for n, part in zip("qkv", bias.split([30, 12, 18]))}
+    exact = x.double() @ stored.double().T + bias.double()
+    for found, expected in zip(linears(x, Weights(tensors), *"qkv"), exact.split([30, 12, 18], -1)):
+        assert error(found, expected) < 3e-7
+    del tensors["k.bias"]
+    without = exact.split([30, 12, 18], -1)[1] - bias[30:42].double()
+    assert error(linears(x, Weights(tensors), *"qkv")[1], without) < 3e-7
+
+
+def test_matrices_that_only_happen_to_follow_are_not_one():
+    room = bytearray(4 * 24)
+    a, b = (torch.frombuffer(room, dtype=torch.float32, count=12, offset=at).view(3, 4) for at in (0, 48))
+    assert b.data_ptr() == a.data_ptr() + 48 and kernels.side_by_side([a, b]) is None
+    stored = drawn(9, 4)
+    for parts in ([stored[:3], stored[6:]], [stored[3:6], stored[:3]], [stored[:3], stored[3:6, :2]]):
+        assert kernels.side_by_side(parts) is None
 
 
 LARGE = {

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gptcli.memory import QUERY_BLOCK
-from gptcli.model.ops import distance_scores, linear, norm, rotate, softcap, wide
+from gptcli.model.ops import distance_scores, linear, linears, norm, rotate, softcap, wide
 from gptcli.model.weights import Weights
 from gptcli.spec import Attention, Relative, Spec
 from gptcli.trace import BESIDE, EVERYTHING, SILENT, Silent
@@ -139,7 +139,8 @@ def attention(
     turns: rotations of the queries and of the keys, or None. arXiv:1706.03762, 2305.13245 (grouped key/value heads).
     """
     part = spec.attention
-    q, k, v = linear(x, w, "q"), linear(memory, w, "k"), linear(memory, w, "v")  # [B, T, H·D], [B, S, G·D] twice
+    joint = linears(x, w, "q", "k", "v") if x is memory else [linear(x, w, "q"), *linears(memory, w, "k", "v")]
+    q, k, v = joint  # [B, T, H·D], [B, S, G·D] twice
     q = probe("q", split_heads(q, part.n_heads))
     k = probe("k", split_heads(k, part.n_kv_heads))
     v = probe("v", split_heads(v, part.n_kv_heads))

@@ -138,7 +138,8 @@ def layer(
     x = probe("resid_pre", x)
     h = read(x, "attn_norm", w, spec, probe) if spec.attention.normed else x
     turns = rotation and (tuple(table[:, :, rows] for table in rotation), rotation)
-    x, out = x[:, rows], attention(h[:, rows], h, sight.at(rows), turns, w.at("attn"), spec, probe.at("attn"))
+    asking = h if rows == slice(None) else h[:, rows]
+    x, out = x[:, rows], attention(asking, h, sight.at(rows), turns, w.at("attn"), spec, probe.at("attn"))
     r = probe("resid_mid", add(x, out, "attn", w, spec, probe))
     if memory is not None:
         r = look_across(r, memory.x, memory.sight.at(rows), w, spec, probe)

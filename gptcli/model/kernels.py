@@ -4,6 +4,7 @@ GPTCLI_LINEAR=plain|onednn overrides. Every kernel computes in the type that it 
 """
 
 import os
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Literal
@@ -28,6 +29,20 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     weight = weight.T.contiguous().T if lies(weight) == "gaps" else weight
     bias = None if bias is None else bias.contiguous()  # the operator doesn't look at its stride
     return torch.ops.mkldnn._linear_pointwise(x.contiguous(), weight, bias, "none", [], "")
+
+
+def side_by_side(weights: Sequence[Tensor]) -> Tensor | None:
+    """One matrix whose rows are these matrices', where they are views that follow one another; else None."""
+    first, rows, size = weights[0], 0, weights[0].element_size()
+    for weight in weights:
+        follows = weight.data_ptr() == first.data_ptr() + rows * first.stride(0) * size
+        if not follows or (weight.stride(), weight.shape[1]) != (first.stride(), first.shape[1]):
+            return None
+        rows += len(weight)
+    last = first.storage_offset() + (rows - 1) * first.stride(0) + (first.shape[1] - 1) * first.stride(1)
+    if last * size >= first.untyped_storage().nbytes():  # the others only happen to lie there
+        return None
+    return first.as_strided((rows, first.shape[1]), first.stride())
 
 
 def pays(rows: int, weight: Tensor) -> bool:

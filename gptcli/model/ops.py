@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gptcli.memory import HEAD_BLOCK
-from gptcli.model.kernels import product
+from gptcli.model.kernels import product, side_by_side
 from gptcli.model.weights import Weights
 from gptcli.spec import (
     Dense,
@@ -51,6 +51,16 @@ def wide(dtype: torch.dtype) -> torch.dtype:
 def linear(x: Tensor, w: Weights, name: str) -> Tensor:
     """x [..., in] · weight [out, in]ᵀ (+ bias [out]) → [..., out]."""
     return w.joined(name, product(x, w[f"{name}.weight"], w.get(f"{name}.bias")))
+
+
+def linears(x: Tensor, w: Weights, *names: str) -> list[Tensor]:
+    """Several linears of one x [..., in] → [..., out] each: one product where a stored tensor has them side by side."""
+    weights, biases = [w[f"{name}.weight"] for name in names], [w.get(f"{name}.bias") for name in names]
+    whole, biased = side_by_side(weights), sum(bias is not None for bias in biases)
+    if whole is None or biased not in (0, len(names)):
+        return [linear(x, w, name) for name in names]
+    parts = product(x, whole, torch.cat(biases) if biased else None).split([len(weight) for weight in weights], -1)
+    return [w.joined(name, part) for name, part in zip(names, parts)]
 
 
 def norm(x: Tensor, w: Weights, name: str, spec: Spec) -> Tensor:
