@@ -307,20 +307,21 @@ def in_blocks(
     blocks = sight.blocks(QUERY_BLOCK * max(1, FEW_HEADS // max(1, q.shape[1])))
     if len(blocks) == 1 and (of_scores or blocks[0][1] == slice(0, k.shape[2])):
         return weigh(q, k, sight.mask(), scale, sinks, cap, sight.bias)
-    every = (*q.shape[:3], k.shape[2])  # B, H, T, S
-    scores, pattern, sink = (q.new_empty(size, dtype=wide(q.dtype)) for size in (every, every, every[:3]))
+    pattern = q.new_empty(*q.shape[:3], k.shape[2], dtype=wide(q.dtype))  # [B, H, T, S]
+    scores = torch.empty_like(pattern) if of_scores else None
+    sink = None if sinks is None else pattern.new_empty(pattern.shape[:3])
     for rows, columns in reversed(blocks):  # the widest first: where its parts lay, the others' find room
         read = slice(0, k.shape[2]) if of_scores else columns
         seen = sight.at(rows, read)
         found = weigh(q[:, :, rows], k[:, :, read], seen.mask(), scale, sinks, cap, seen.bias)
         pattern[:, :, rows, read] = found.pattern
         pattern[:, :, rows, : read.start], pattern[:, :, rows, read.stop :] = 0, 0
-        if of_scores:
+        if scores is not None:
             scores[:, :, rows] = found.scores
-        if sinks is not None:
+        if sink is not None:
             sink[:, :, rows] = found.sink
         del found  # before the next is made
-    return Weighed(scores if of_scores else None, pattern, None if sinks is None else sink)
+    return Weighed(scores, pattern, sink)
 
 
 def weigh(

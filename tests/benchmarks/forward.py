@@ -10,9 +10,10 @@ counted.
 
 Each line is JSON: seconds are the fastest of all rounds, ratio is gptcli's by the peer's (below 1: gptcli is faster),
 cpu_ratio the same of both cores' time, which other work on the machine moves less, and noise gptcli's median by its
-fastest. The line of the product tells FLOP/s (2 × multiply-adds) of the pass beside the best of several large float32
-products by oneDNN; the one of float64 the relative error at T = 1024, and whether the ten best are the same in order.
-No network is used.
+fastest. The lines of the product tell FLOP/s (2 × multiply-adds) of the pass at T = 1024 beside the best of several
+large products of the same type, and, as floor, what the ratio to each peer would be if every one of its operations ran
+at that best: no code gets below it on that machine. The line of float64 tells the relative error at T = 1024, and
+whether the ten best are the same in order. No network is used.
 """
 
 import json
@@ -56,8 +57,8 @@ def in_turn(runs: dict[str, Callable[[], Tensor]], rounds: int) -> dict[str, lis
     return {name: times[1:] for name, times in found.items()}
 
 
-def compare(what: str, model: Model, weights: Weights, peer: torch.nn.Module, positions: int) -> None:
-    """Prints a line for each way to ask the peer."""
+def compare(what: str, model: Model, weights: Weights, peer: torch.nn.Module, positions: int) -> dict[str, float]:
+    """Prints a line for each way to ask the peer; gives its seconds."""
     ids = random_ids(positions)
     runs = {
         "gptcli": lambda: forward(Inputs(ids, rows="last"), weights, model.spec),
@@ -74,19 +75,21 @@ def compare(what: str, model: Model, weights: Weights, peer: torch.nn.Module, po
         line |= {"peer_seconds": round(seconds, 5), "ratio": round(own / seconds, 3)}
         line |= {"cpu_ratio": round(cpu["gptcli"] / cpu[name], 3), "difference": difference[name]}
         print(json.dumps(line | {"noise": round(median(t for t, _ in times["gptcli"]) / own, 2)}), flush=True)
+    return wall
 
 
 def random_ids(positions: int) -> Tensor:
     return torch.randint(VOCABULARY, (1, positions), generator=torch.Generator().manual_seed(0))
 
 
-def product_share(model: Model, weights: Weights) -> None:
-    """How near the pass comes to what oneDNN's float32 products reach, all run in turn."""
-    multiply = torch.ops.mkldnn._linear_pointwise if is_known() else None
+def product_share(what: str, model: Model, weights: Weights, peers: dict[str, float]) -> None:
+    """How near the pass comes to what large products of its type reach (float32: oneDNN's), all run in turn."""
+    dtype = weights["embed.weight"].dtype
+    multiply = torch.ops.mkldnn._linear_pointwise if is_known() and dtype == torch.float32 else None
     sizes = ((1024, 768, 3072), (1024, 3072, 768), (1024, 1024, 1024), (2048, 2048, 2048), (3072, 3072, 3072))
     runs = {"pass": lambda: forward(Inputs(random_ids(1024), rows="last"), weights, model.spec)}
     for rows, inner, columns in sizes:
-        x, w = torch.ones(rows, inner), torch.ones(columns, inner)
+        x, w = torch.ones(rows, inner, dtype=dtype), torch.ones(columns, inner, dtype=dtype)
         plain = lambda x=x, w=w: torch.nn.functional.linear(x, w)  # noqa: E731
         runs[f"{rows} {inner} {columns}"] = (
             (lambda x=x, w=w: multiply(x, w, None, "none", [], "")) if multiply else plain
@@ -98,8 +101,11 @@ def product_share(model: Model, weights: Weights) -> None:
     for clock, name in enumerate(("wall", "processor")):
         rate = {run: flops[run] / min(one[clock] for one in found) for run, found in times.items()}
         own, peak = rate.pop("pass"), max(rate.values())
-        line = {"benchmark": f"FLOP/s beside a product's, T = 1024, {name} time", "gflops": round(own / 1e9)}
-        print(json.dumps(line | {"product_gflops": round(peak / 1e9), "ratio": round(own / peak, 3)}), flush=True)
+        line = {"benchmark": f"{what}, FLOP/s beside a product's, {name} time", "gflops": round(own / 1e9)}
+        line |= {"product_gflops": round(peak / 1e9), "ratio": round(own / peak, 3)}
+        if name == "wall":
+            line["floor"] = {peer: round(flops["pass"] / peak / seconds, 3) for peer, seconds in peers.items()}
+        print(json.dumps(line), flush=True)
 
 
 def exactness(model: Model) -> None:
@@ -138,9 +144,10 @@ def main() -> None:
             weights = model.weights(dtype, CPU)
             peer = AutoModelForCausalLM.from_pretrained(name, attn_implementation="sdpa", dtype=dtype).eval()
             for tokens in positions:
-                compare(what, model, weights, peer, tokens)
+                peers = compare(what, model, weights, peer, tokens)
+            if tokens == 1024:
+                product_share(f"{what}, T = 1024", model, weights, peers)
             if dtype == torch.float32:
-                product_share(model, weights)
                 exactness(model)
 
 
