@@ -5,15 +5,16 @@ same picture in ASCII.
 """
 
 import textwrap
-from collections.abc import Iterable, Sequence
-from dataclasses import field
+from collections.abc import Callable, Iterable, Sequence
+from itertools import groupby, zip_longest
+from operator import itemgetter
+from typing import Any, NamedTuple
 
 from rich.cells import cell_len
 
-from gptcli.data import entry, mutable
-from gptcli.render.screen import Part, Screen, exact
+from gptcli.render.screen import Screen, exact
 from gptcli.render.signs import harmless, printable
-from gptcli.report.draw import Box, DrawReport, Figure, Flow, Row, boxes
+from gptcli.report.draw import SIDE_BY_SIDE, Box, DrawReport, Figure, Flow, boxes
 
 WIDTH = 80  # of a drawing in a pipe
 NARROWEST = 48
@@ -23,22 +24,21 @@ GUTTER = 4  # between an encoder and its decoder
 SIGNS = "┌┐└┘─│├┤┬┴┼╭╮╰╯▼◄►⊕≠·×→θε√…–²"  # what a drawing needs; an encoding that lacks one gets ASCII alone
 
 LINE, TITLE, SHAPE, RESIDUAL, MARK, MEMORY = "dim", "bold", "cyan", "yellow", "bold magenta", "green"
+_Say = Callable[[str], str]
 
 
 def draw(report: DrawReport, screen: Screen) -> None:
     """Prints the report to the screen."""
-    say = _Say(screen.stream.encoding)
+    say = _say(screen.stream.encoding)
     width = max(screen.width or WIDTH, NARROWEST)
     if len(report.figures) == 1:
-        _show(_headed(report.figures[0], width, say), screen)
+        _headed(report.figures[0], width, say).show(screen)
         return
     if width >= TWO_MODELS:
-        half = (width - 2) // 2
-        sides = [_headed(figure, half, say) for figure in report.figures]
-        canvas = _Canvas()
-        for left, side in zip((0, half + 2), sides):
-            canvas.paste(side, 0, left)
-        _show(canvas, screen)
+        half, canvas = (width - 2) // 2, _Canvas(say)
+        for left, figure in zip((0, half + 2), report.figures):
+            canvas.paste(_headed(figure, half, say), 0, left)
+        canvas.show(screen)
         screen.line()
     _table(report, width, say, screen)
 
@@ -58,40 +58,110 @@ def _chain(sequence: Iterable[Box]) -> str:
         if box.kind in ("layer", "folded"):
             inside = f" ({_chain(box.branches[0])})" if box.branches else ""
             said.append(f"{box.times} ×{inside or ' other layer' + 's' * (box.times > 1)}")
-        elif box.kind in ("split", "residual"):
+        elif box.kind in SIDE_BY_SIDE:
             said.append(" | ".join(_chain(branch) for branch in box.branches))
         elif box.kind != "aside":
             said.append(box.title)
     return " → ".join(said)
 
 
-@entry
-class _Say:
-    """A text in signs that the stream has, all of one column: its width is then what it will be."""
+# What a drawing in a terminal and one in a file have in common
 
-    encoding: str | None
 
-    def __call__(self, text: str) -> str:
-        return printable(harmless(text), self.encoding if printable(SIGNS, self.encoding) == SIGNS else "ascii")
+class End(NamedTuple):
+    """Where something flows on, and what. told: the drawing says it further up; memory: it is an encoder's vectors."""
+
+    x: float
+    y: float
+    carries: Flow | None
+    told: bool = False
+    memory: bool = False
+
+
+class Walk:
+    """Goes down a sequence of boxes, each drawn by the method for its kind.
+
+    A method takes the box, the columns it may fill, where the box before ends, and what flows on from there. It returns
+    where this one ends; `beside` and `aside`, through which several arrows go or one passes, also what flows on.
+    """
+
+    def sequence(self, several: Sequence[Box], at: Any, y: float, ends: list[End]) -> tuple[float, list[End]]:
+        """Boxes in a row; returns where the last one ends, and what flows on: one thing, or one a branch."""
+        for box in several:
+            match box.kind:
+                case "split" | "residual":
+                    y, ends = self.beside(box, at, y, ends)
+                    continue
+                case "aside":
+                    y, ends = self.aside(box, at, y, ends)
+                    continue
+                case "add":
+                    y = self.join(box, at, y, ends)
+                case "layer":
+                    y = self.frame(box, at, y, ends)
+                case "input" | "output":
+                    y = self.pill(box, at, y, ends)
+                case _:
+                    y = self.leaf(box, at, y, ends)
+            ends = [End(at.axis, y, box.gives)]
+        return y, ends
+
+
+def numbers(box: Box) -> list[str]:
+    """A box's parameters, in words that become fewer."""
+    each = f"{box.parameters:,}"
+    if box.tied_to:
+        return [f"{each} new"]
+    if box.times == 1:
+        return [exact(box.parameters), each]
+    several = f"{box.times:,} × {each}"
+    total = [f"{several} = {exact(box.times * box.parameters)}"] if box.kind in ("layer", "folded") else []
+    return [*total, several]
+
+
+def flowed(
+    chunks: Iterable[str], room: float, gap: str, width: Callable = cell_len, wrap: Callable = textwrap.wrap
+) -> list[str]:
+    """Chunks in lines of that width, `gap` between them; wrap: breaks one that is wider alone."""
+    lines: list[str] = []
+    for chunk in chunks:
+        if lines and width(lines[-1] + gap + chunk) <= room:
+            lines[-1] += gap + chunk
+        else:
+            lines += wrap(chunk, room)
+    return lines
+
+
+# Cells
+
+
+def _say(encoding: str | None) -> _Say:
+    """Makes of a text one in signs that the stream has, all of one column: its width is then what it will be."""
+    known = encoding if printable(SIGNS, encoding) == SIGNS else "ascii"
+    return lambda text: printable(harmless(text), known)
 
 
 class _Canvas:
     """Cells (sign, style) in rows that grow as they are painted; a sign of two columns leaves the next cell empty."""
 
-    def __init__(self):
+    def __init__(self, say: _Say):
+        self.say = say
         self.rows: list[list[tuple[str, str]]] = []
 
     def put(self, row: int, column: int, text: str, style: str = "") -> None:
         self.rows += [[] for _ in range(row + 1 - len(self.rows))]
         cells = self.rows[row]
-        for sign in text:
+        for sign in self.say(text):
             wide = cell_len(sign)
             cells += [(" ", "")] * (column + wide - len(cells))
             cells[column : column + wide] = [(sign, style), ("", style)][:wide]
             column += wide
 
-    def across(self, row: int, first: int, last: int, style: str, sign: str = "─") -> None:
-        self.put(row, first, sign * (last + 1 - first), style)
+    def across(self, row: int, first: int, last: int, style: str, ends: str = "") -> None:
+        """A level line; the first and the last of its cells may be other signs."""
+        self.put(row, first, "─" * (last + 1 - first), style)
+        for column, sign in zip((first, last), ends):
+            self.put(row, column, sign, style)
 
     def down(self, first: int, last: int, column: int, style: str) -> None:
         for row in range(first, last + 1):
@@ -103,38 +173,25 @@ class _Canvas:
                 if sign.strip():
                     self.put(top + row, left + column, sign, style)
 
-    def lines(self) -> Iterable[list[Part]]:
-        """Each row as runs of one style."""
+    def show(self, screen: Screen) -> None:
+        """Prints each row as runs of one style."""
         for cells in self.rows:
-            parts: list[tuple[str, str]] = []
-            for sign, style in cells:
-                if parts and parts[-1][1] == style:
-                    parts[-1] = (parts[-1][0] + sign, style)
-                else:
-                    parts.append((sign, style))
-            yield parts
-
-
-def _show(canvas: _Canvas, screen: Screen) -> None:
-    for parts in canvas.lines():
-        screen.line(*parts)
+            runs = groupby(cells, key=itemgetter(1))
+            screen.line(*(("".join(sign for sign, _ in run), style) for style, run in runs))
 
 
 def _headed(figure: Figure, width: int, say: _Say) -> _Canvas:
     """A drawing with its title above."""
-    model, canvas = figure.model, _Canvas()
+    model, canvas = figure.model, _Canvas(say)
     name, rest = say(model.name), say(f"({model.source}) · {exact(model.parameters)} parameters")
     if cell_len(name) + 1 + cell_len(rest) <= width:
-        canvas.put(0, 0, name, "bold")
+        canvas.put(0, 0, name, TITLE)
         canvas.put(0, cell_len(name) + 1, rest)
     else:
-        lines = [
-            *((line, "bold") for line in textwrap.wrap(name, width)),
-            *((line, "") for line in textwrap.wrap(rest, width)),
-        ]
-        for row, (line, style) in enumerate(lines):
-            canvas.put(row, 0, line, style)
-    for line in _flowed(map(say, figure.legend), width, say(" · ")):
+        for text, style in ((name, TITLE), (rest, "")):
+            for line in textwrap.wrap(text, width):
+                canvas.put(len(canvas.rows), 0, line, style)
+    for line in flowed(map(say, figure.legend), width, say(" · ")):
         canvas.put(len(canvas.rows), 0, line, "dim")
     canvas.paste(_drawing(figure, width, say), len(canvas.rows), 0)
     return canvas
@@ -142,303 +199,238 @@ def _headed(figure: Figure, width: int, say: _Say) -> _Canvas:
 
 def _drawing(figure: Figure, width: int, say: _Say) -> _Canvas:
     """The stacks: one; two side by side, the encoder's vectors led across; or, where that is too narrow, in a row."""
-    painter = _Painter(say, frozenset(figure.differing))
+    painter = _Painter(_Canvas(say), figure.differing)
     if len(figure.stacks) == 1:
         painter.stack(figure.stacks[0], 0, 0, min(width, WIDEST) - 1)
         return painter.canvas
     encoder, decoder = figure.stacks
-    each = (min(width, 2 * WIDEST) - GUTTER) // 2
     if width < WIDTH:
         row = painter.stack(encoder, 0, 0, width - 1)
-        painter.canvas.put(row, 4, say("▼ to each cross attention"), MEMORY)
+        painter.canvas.put(row, 4, "▼ to each cross attention", MEMORY)
         painter.stack(decoder, row + 2, 0, width - 1)
         return painter.canvas
+    each = (min(width, 2 * WIDEST) - GUTTER) // 2
     end = painter.stack(encoder, 0, 0, each - 1)
     painter.stack(decoder, 0, each + GUTTER, 2 * each + GUTTER - 1)
     painter.lead_across(end, 4, each + 1)
     return painter.canvas
 
 
-@mutable
-class _Painter:
-    """Paints boxes downwards.
+class _Columns(NamedTuple):
+    """What boxes may take, and where their arrow runs; None where it passes them."""
+
+    left: int
+    right: int
+    axis: int | None
+
+
+class _Painter(Walk):
+    """Paints boxes downwards; `y` counts rows.
 
     marked: ids of boxes that another model has otherwise. met: where (row, column of the left edge) a cross attention
-    is met from the side.
+    is met from the side. note: what happens to each sublayer's output before the sum.
     """
 
-    say: _Say
-    marked: frozenset[str]
-    canvas: _Canvas = field(default_factory=_Canvas)
-    met: list[tuple[int, int]] = field(default_factory=list)
-
-    def put(self, row: int, column: int, text: str, style: str = "") -> None:
-        self.canvas.put(row, column, self.say(text), style)
+    def __init__(self, canvas: _Canvas, marked: Sequence[str]):
+        self.canvas, self.marked, self.note = canvas, marked, ""
+        self.met: list[tuple[int, int]] = []
 
     def stack(self, stack: Box, top: int, left: int, right: int) -> int:
         """A stack between two columns; returns the row below its last."""
         if stack.title:
-            self.put(top, left, stack.title, TITLE)
-            self.put(top, left + len(stack.title), f" · {stack.parameters:,} parameters")
+            self.canvas.put(top, left, stack.title, TITLE)
+            self.canvas.put(top, left + len(stack.title), f" · {stack.parameters:,} parameters")
             top += 1
-        ends = stack.branches[0][-1].kind == "output"
-        row, _ = self.sequence(stack.branches[0], top, left, right, left + 4, open_end=not ends)
-        return row
+        self.note = next((line for box in boxes([stack]) if box.kind == "add" for line in box.lines), "")
+        at = _Columns(left, right, left + 4)
+        return self.arrow(*self.sequence(stack.branches[0], at, top, []), at)
 
     def lead_across(self, end: int, axis: int, gutter: int) -> None:
         """The encoder's vectors, from its end to every cross attention."""
-        first, last = min(end, *(row for row, _ in self.met)), max(end, *(row for row, _ in self.met))
+        rows = [end, *(row for row, _ in self.met)]
+        first, last = min(rows), max(rows)
         self.canvas.down(first, last, gutter, MEMORY)
-        self.canvas.across(end, axis, gutter, MEMORY)
-        self.put(end, axis, "╰", MEMORY)
-        self.put(end, gutter, "┤" if first < end < last else "╯" if first < end else "╮", MEMORY)
+        turn = "┤" if first < end < last else "╯" if first < end else "╮"
+        self.canvas.across(end, axis, gutter, MEMORY, f"╰{turn}")
         for row, edge in self.met:
             corner = "╭" if row == first else "╰" if row == last else "├"
-            # On the row where the encoder ends it goes straight on, and parts where others lie above or below.
-            level = "─" if first == last else "┬" if row == first else "┴" if row == last else "┼"
-            self.put(row, gutter, level if row == end else corner, MEMORY)
-            self.canvas.across(row, gutter + 1, edge - 2, MEMORY)
-            self.put(row, edge - 2, "┼", MEMORY)
-            self.put(row, edge - 1, "►", MEMORY)
+            if row == end:  # there it goes straight on, and parts where others lie above or below
+                corner = "─" if first == last else "┬" if row == first else "┴" if row == last else "┼"
+            self.canvas.across(row, gutter, edge - 2, MEMORY, f"{corner}┼")
+            self.canvas.put(row, edge - 1, "►", MEMORY)
 
-    def sequence(
-        self, several: Sequence[Box], top: int, left: int, right: int, axis: int,
-        given: Flow | None = None, open_end: bool = False, note: str = "",
-    ) -> tuple[int, list[int]]:  # fmt: skip
-        """Boxes in a row, and between them an arrow with what it carries.
-
-        given: what the first one reads; open_end: an arrow leaves the last too, with a note. Returns the row below, and
-        the columns in which something flows on: one, or one a branch.
-        """
-        row, axes, rail = top, [axis], right
-        for number, box in enumerate(several):
-            following = several[number + 1] if number + 1 < len(several) else None
-            if box.kind in ("residual", "split"):
-                rail = right if box.kind == "residual" else rail
-                note_here = following.lines[0] if following and following.kind == "add" and following.lines else note
-                row, axes = self.beside(box, given, row, left, right, axis, note_here)
-                continue
-            if box.kind == "add":
-                row = self.join(row, axes, rail)
-                axes = [axis]
-            elif box.kind in ("input", "output"):
-                self.put(row, axis, box.title, TITLE)
-                row += 1
-            elif box.kind == "layer":
-                row = self.frame(box, row, left, right, axis, given)
-            elif box.kind == "aside":
-                row = self.aside(box, row, axis, right)
-                continue
-            else:
-                row = self.box(box, row, left, right, axis)
-            given = box.gives or given
-            forks = following is not None and following.kind in ("residual", "split")
-            if (following is not None and not forks) or (following is None and open_end):
-                row = self.flow(row, axis, right, given, note if following is None else "")
-        return row, axes
-
-    def flow(self, row: int, axis: int, right: int, carried: Flow | None, note: str = "") -> int:
-        """A piece of an arrow, what it carries, and a note beside or below that."""
-        room = right - axis - 2
-        said = self.shape(carried, room)
-        self.put(row, axis, "│", LINE)
-        self.put(row, axis + 2, said, SHAPE)
-        if not note:
-            return row + 1
+    def arrow(self, row: int, ends: list[End], at: _Columns, note: str = "") -> int:
+        """A piece of an arrow with what it carries, and a note beside or below that; returns the row below."""
+        if not ends or ends[0].told or ends[0].carries is None:
+            return row
+        room = at.right - at.axis - 2
+        said = _shape(ends[0].carries, room)
+        self.canvas.put(row, at.axis, "│", LINE)
+        self.canvas.put(row, at.axis + 2, said, SHAPE)
         beside = cell_len(said) + 2
-        if beside + len(note) > room:
+        if note and beside + len(note) > room:
             row, beside = row + 1, 0
-            self.put(row, axis, "│", LINE)
-        self.put(row, axis + 2 + beside, note)
+            self.canvas.put(row, at.axis, "│", LINE)
+        self.canvas.put(row, at.axis + 2 + beside, note)
         return row + 1
 
-    def shape(self, carried: Flow | None, room: int) -> str:
-        """`[B,T,C] = [B,T,768]`, or the sizes alone where there is no room, or all are letters."""
-        if carried is None:
-            return ""
-        return carried.said(brief=len(carried.said()) > room)
-
-    def beside(
-        self, box: Box, read: Flow | None, row: int, left: int, right: int, axis: int, note: str
-    ) -> tuple[int, list[int]]:
+    def beside(self, box: Box, at: _Columns, y: int, ends: list[End]) -> tuple[int, list[End]]:
         """Branches side by side below a line that forks; of a residual, its path down the right edge."""
-        residual, number = box.kind == "residual", len(box.branches)
-        edge = right - 3 if residual else right
-        each = (edge - left + 2) // number - 1
-        lefts = [left + i * (each + 1) for i in range(number)]
-        rights = [one + each - 1 for one in lefts[:-1]] + [edge]
-        axes = [one + axis - left for one in lefts]
-        style, end = (RESIDUAL, right) if residual else (LINE, axes[-1])
-        self.canvas.across(row, axis + 1, end - 1, style)
-        self.put(row, axis, "├", LINE)
-        self.put(row, axis + 2, f" {self.shape(read, [*axes, end][1] - axis - 6)} ", SHAPE)
-        for column in axes[1:]:
-            self.put(row, column, "┬", style)
-        self.put(row, end, "╮", style)
-        ends, live = [], []
-        for branch, first, last, column in zip(box.branches, lefts, rights, axes):
-            below, flowing = self.sequence(branch, row + 1, first, last, column, read, True, note)
-            ends.append(below)
-            live += [(one, below) for one in flowing]
-        bottom = max(ends)
-        for column, below in live:
-            self.canvas.down(below, bottom - 1, column, LINE)
+        residual, [read] = box.kind == "residual", ends
+        edge = at.right - 3 if residual else at.right
+        each = (edge - at.left + 2) // len(box.branches)
+        lefts = [at.left + i * each for i in range(len(box.branches))]
+        rights = [left - 2 for left in lefts[1:]] + [edge]
+        columns = [_Columns(left, right, left + at.axis - at.left) for left, right in zip(lefts, rights)]
+        style, end = (RESIDUAL, at.right) if residual else (LINE, columns[-1].axis)
+        self.canvas.across(y, at.axis + 1, end - 1, style)
+        self.canvas.put(y, at.axis, "├", LINE)
+        forks = [column.axis for column in columns[1:]]
+        self.canvas.put(y, at.axis + 2, f" {_shape(read.carries, [*forks, end][0] - at.axis - 6)} ", SHAPE)
+        for fork in forks:
+            self.canvas.put(y, fork, "┬", style)
+        self.canvas.put(y, end, "╮", style)
+        flowing = []
+        for branch, column in zip(box.branches, columns):
+            below, live = self.sequence(branch, column, y + 1, [read._replace(told=True)])
+            below = self.arrow(below, live, column, self.note)
+            flowing += [(end.x, below) for end in live]
+        bottom = max(below for _, below in flowing)
+        for x, below in flowing:
+            self.canvas.down(below, bottom - 1, x, LINE)
         if residual:
-            self.canvas.down(row + 1, bottom - 1, right, RESIDUAL)
-        return bottom, [column for column, _ in live]
+            self.canvas.down(y + 1, bottom - 1, at.right, RESIDUAL)
+        return bottom, [End(x, bottom, None) for x, _ in flowing]
 
-    def join(self, row: int, axes: list[int], rail: int) -> int:
+    def join(self, box: Box, at: _Columns, y: int, ends: list[End]) -> int:
         """⊕: what flows in all these columns, and down the rail, becomes one."""
-        self.canvas.across(row, axes[0] + 1, rail - 1, RESIDUAL)
-        self.put(row, axes[0], "⊕", RESIDUAL)
-        self.put(row, axes[0] + 1, "◄", RESIDUAL)
-        for column in axes[1:]:
-            self.put(row, column, "┴", RESIDUAL)
-        self.put(row, rail, "╯", RESIDUAL)
+        self.canvas.across(y, at.axis, at.right, RESIDUAL, "⊕╯")
+        self.canvas.put(y, at.axis + 1, "◄", RESIDUAL)
+        for end in ends[1:]:
+            self.canvas.put(y, end.x, "┴", RESIDUAL)
+        return y + 1
+
+    def pill(self, box: Box, at: _Columns, y: int, ends: list[End]) -> int:
+        """What goes in or comes out."""
+        row = self.arrow(y, ends, at)
+        self.canvas.put(row, at.axis, box.title, TITLE)
         return row + 1
 
-    def frame(self, box: Box, row: int, left: int, right: int, axis: int, given: Flow | None) -> int:
+    def frame(self, box: Box, at: _Columns, y: int, ends: list[End]) -> int:
         """A layer opened up."""
-        self.border(box, row, left, right, axis, box.title)
-        below, _ = self.sequence(box.branches[0], row + 1, left + 2, right - 2, axis, given)
-        self.close(row + 1, below, left, right, axis)
+        row = self.arrow(y, ends, at)
+        self.border(box, row, at, box.title)
+        inside = _Columns(at.left + 2, at.right - 2, at.axis)
+        below, _ = self.sequence(box.branches[0], inside, row + 1, [ends[0]._replace(told=True)])
+        self.close(row + 1, below, at)
         return below + 1
 
-    def box(self, box: Box, row: int, left: int, right: int, axis: int) -> int:
+    def leaf(self, box: Box, at: _Columns, y: int, ends: list[End]) -> int:
+        """A closed box, on the arrow."""
+        return self.box(box, self.arrow(y, ends, at), at)
+
+    def aside(self, box: Box, at: _Columns, y: int, ends: list[End]) -> tuple[int, list[End]]:
+        """A box beside the arrow, which passes it."""
+        row = self.arrow(y, ends, at)
+        below = self.box(box, row, _Columns(at.axis + 3, at.right, None))
+        self.canvas.down(row, below - 1, at.axis, LINE)
+        return below, [ends[0]._replace(told=True)]
+
+    def box(self, box: Box, row: int, at: _Columns) -> int:
         """A box with its lines, and a row for each step inside. One with little to say is two rows high."""
-        title, room = box.title, right - left - 3
+        say, title, room = self.canvas.say, box.title, at.right - at.left - 3
         beside = " · ".join([title, *box.lines])
-        if not box.branches and len(beside) + len(self.parameters(box, room)) + 9 <= right - left + 1:
+        if not box.branches and len(beside) + len(self.number(box, room)) + 5 <= room:
             title, lines = beside, []
         else:
-            lines = [(line, "") for line in _flowed(map(self.say, box.lines), room, self.say(" · "))]
-            lines += self.steps(box, room)
-        if not self.border(box, row, left, right, axis, title):
-            lines.insert(0, (self.parameters(box, room), ""))
+            lines = [*flowed(map(say, box.lines), room, say(" · ")), *self.steps(box, room)]
+        if not self.border(box, row, at, title):
+            lines.insert(0, self.number(box, room))
         if box.kind == "cross":
-            self.met.append((row + 1, left))
-        for line, style in lines:
-            row += 1
-            self.put(row, left + 2, line, style)
-        self.close(row + 1 - len(lines), row + 1, left, right, axis)
-        return row + 2
+            self.met.append((row + 1, at.left))
+        for i, line in enumerate(lines, 1):
+            self.canvas.put(row + i, at.left + 2, line)
+        self.close(row + 1, row + 1 + len(lines), at)
+        return row + 2 + len(lines)
 
-    def aside(self, box: Box, row: int, axis: int, right: int) -> int:
-        """A box beside the arrow, which passes it."""
-        below = self.box(box, row, axis + 3, right, -1)
-        self.canvas.down(row, below - 1, axis, LINE)
-        return below
-
-    def border(self, box: Box, row: int, left: int, right: int, axis: int, title: str) -> bool:
+    def border(self, box: Box, row: int, at: _Columns, title: str) -> bool:
         """The upper edge: an arrow's head, the title, and the parameters if they find room there (returned)."""
-        marked = box.id in self.marked
-        self.canvas.across(row, left + 1, right - 1, LINE)
-        self.put(row, left, "┌", LINE)
-        self.put(row, right, "┐", LINE)
-        if axis >= 0:
-            self.put(row, axis, "▼", LINE)
-        at = max(axis, left) + 2
-        title = self.say(f" {'≠ ' * marked}{title} ")
-        if at + cell_len(title) > right - 1:
-            title = title[: right - 2 - at] + " "
-        said = self.parameters(box, right - at - cell_len(title) - 5)
-        self.canvas.put(row, at, title, MARK if marked else TITLE)
-        fits = at + cell_len(title) + len(said) + 4 <= right
-        if said and fits:
-            self.put(row, right - len(said) - 3, f" {said} ")
-        return fits
+        marked, first = box.id in self.marked, at.left + 2
+        self.canvas.across(row, at.left, at.right, LINE, "┌┐")
+        if at.axis is not None:
+            first = at.axis + 2
+            self.canvas.put(row, at.axis, "▼", LINE)
+        title = self.canvas.say(f" {'≠ ' * marked}{title} ")
+        if first + cell_len(title) > at.right - 1:
+            title = title[: at.right - 2 - first] + " "
+        room = at.right - first - cell_len(title) - 4
+        said = self.number(box, room - 1)
+        self.canvas.put(row, first, title, MARK if marked else TITLE)
+        if len(said) <= room:
+            self.canvas.put(row, at.right - len(said) - 3, f" {said} ")
+        return len(said) <= room
 
-    def close(self, first: int, last: int, left: int, right: int, axis: int) -> None:
+    def close(self, first: int, last: int, at: _Columns) -> None:
         """The sides, and the lower edge in the row `last`."""
-        for column in (left, right):
-            self.canvas.down(first, last - 1, column, LINE)
-        self.canvas.across(last, left + 1, right - 1, LINE)
-        self.put(last, left, "└", LINE)
-        self.put(last, right, "┘", LINE)
-        if axis >= 0:
-            self.put(last, axis, "┬", LINE)
+        self.canvas.down(first, last - 1, at.left, LINE)
+        self.canvas.down(first, last - 1, at.right, LINE)
+        self.canvas.across(last, at.left, at.right, LINE, "└┘")
+        if at.axis is not None:
+            self.canvas.put(last, at.axis, "┬", LINE)
 
-    def parameters(self, box: Box, room: int) -> str:
+    def number(self, box: Box, room: int) -> str:
         """A box's own number, in as many words as there is room for."""
-        if box.tied_to:
-            said = ["0 new"] if box.parameters == 0 else [f"{box.parameters:,} new"]
-        elif box.kind in ("layer", "folded") and box.times > 1:
-            total = box.parameters * box.times
-            said = [f"{box.times:,} × {box.parameters:,} = {exact(total)}", f"{box.times:,} × {box.parameters:,}"]
-        elif box.times > 1:
-            said = [f"{box.times:,} × {box.parameters:,}"]
-        else:
-            said = [exact(box.parameters), f"{box.parameters:,}"]
-        return self.say(next((one for one in said if len(one) <= room), said[-1]))
+        said = numbers(box)
+        return self.canvas.say(next((one for one in said if len(one) <= room), said[-1]))
 
-    def steps(self, box: Box, room: int) -> list[tuple[str, str]]:
+    def steps(self, box: Box, room: int) -> list[str]:
         """The steps inside a closed box: what each is called, the shape that it gives, its parameters."""
         leaves = [one for branch in box.branches for one in boxes(branch) if not one.branches]
-        counts = [self.parameters(one, 0) if one.parameters else "" for one in leaves]
-        titles = [self.say(one.title) for one in leaves]
-        shapes = [self.shape(one.gives, 0) for one in leaves]
-        full = [
-            f"[{','.join(one.gives.axes)}]".ljust(9) + f" = {shape}" for one, shape in zip(leaves, shapes) if one.gives
-        ]
+        titles = [self.canvas.say(one.title) for one in leaves]
+        counts = [self.number(one, 0) if one.parameters else "" for one in leaves]
         weights = ["  ".join(weight.said for weight in one.weights) for one in leaves]
+        shapes = [one.gives.said(brief=True) for one in leaves]
+        full = [f"[{','.join(one.gives.axes)}]".ljust(9) + f" = {shape}" for one, shape in zip(leaves, shapes)]
         for columns in ([titles, full, weights, counts], [titles, full, counts], [titles, shapes, counts]):
-            rows = _columns(columns, room) if columns and all(len(one) == len(leaves) for one in columns) else None
-            if rows is not None:
-                return [(row, "") for row in rows]
+            if rows := _columns(columns, room):
+                return rows
         said: list[str] = []
         for title, shape, number in zip(titles, shapes, counts):
             given = f"{shape} {number}".rstrip()
             if len(title) + 1 + len(given) <= room:
                 said.append(title + given.rjust(room - len(title)))
             else:
-                said += [*textwrap.wrap(title, room), *(one.rjust(room) for one in _flowed([shape, number], room, " "))]
-        return [(line, "") for line in said]
+                said += [*textwrap.wrap(title, room), *(one.rjust(room) for one in flowed([shape, number], room, " "))]
+        return said
 
 
-def _columns(columns: list[list[str]], room: int) -> list[str] | None:
-    """Texts below one another in columns, the last to the right; None where they don't fit."""
-    widths = [max(map(cell_len, column), default=0) for column in columns]
-    used = sum(widths) + 2 * (len(widths) - 1)
-    if used > room:
-        return None
-    widths[-1] += room - used
-    rows = zip(*columns)
-    return ["  ".join([*(t.ljust(w) for t, w in zip(row, widths[:-1])), row[-1].rjust(widths[-1])]) for row in rows]
+def _shape(carried: Flow | None, room: int) -> str:
+    """`[B,T,C] = [B,T,768]`, or the sizes alone where there is no room, or all are letters."""
+    return "" if carried is None else carried.said(brief=len(carried.said()) > room)
 
 
-def _flowed(chunks: Iterable[str], room: int, gap: str) -> list[str]:
-    """Chunks in lines of that width, `gap` between them."""
-    lines: list[str] = []
-    for chunk in chunks:
-        if lines and cell_len(lines[-1] + gap + chunk) <= room:
-            lines[-1] += gap + chunk
-        else:
-            lines += textwrap.wrap(chunk, room)
-    return lines
+def _columns(columns: list[list[str]], room: int) -> list[str]:
+    """Texts below one another in columns, the last to the right; none where they don't fit."""
+    *widths, last = [max(map(cell_len, column), default=0) for column in columns]
+    rest = room - sum(width + 2 for width in widths)
+    if last > rest:
+        return []
+    return ["  ".join([*map(str.ljust, row[:-1], widths), row[-1].rjust(rest)]) for row in zip(*columns)]
 
 
 def _table(report: DrawReport, width: int, say: _Say, screen: Screen) -> None:
     """A row a choice; those that differ are marked."""
-    names = [say(row.name) for row in report.rows]
-    first = max(map(len, names))
+    first = max(len(say(row.name)) for row in report.rows)
     each = (min(width, WIDEST) - first - 6) // 2
-    mark = say("≠")
 
-    def print_row(name: str, values: Sequence[str], row: Row | None) -> None:
-        wrapped = [textwrap.wrap(value, each) or [""] for value in values]
-        style = TITLE if row is None else "dim" if row.same else ""
-        for i in range(max(map(len, wrapped))):
-            cells = [lines[i] if i < len(lines) else "" for lines in wrapped]
-            sign = mark if row is not None and not row.same and i == 0 else ""
-            screen.line(
-                (f"{sign:<2} ", MARK),
-                (f"{name if i == 0 else '':<{first}}  ", style),
-                (f"{cells[0]:<{each}} ", style),
-                (cells[1], style),
-            )
+    def print_row(name: str, values: Iterable[str], style: str, sign: str = "") -> None:
+        wrapped = [textwrap.wrap(say(value), each) for value in values]
+        for mark, title, one, other in zip_longest([say(sign)], [say(name)], *wrapped, fillvalue=""):
+            cells = (f"{title:<{first}}  ", style), (f"{one:<{each}} ", style), (other, style)
+            screen.line((f"{mark:<2} ", MARK), *cells)
 
-    print_row("", [say(figure.model.name) for figure in report.figures], None)
-    for name, row in zip(names, report.rows):
-        print_row(name, [say(value or "none") for value in row.values], row)
+    print_row("", [figure.model.name for figure in report.figures], TITLE)
+    for row in report.rows:
+        print_row(row.name, [value or "none" for value in row.values], "dim" * row.same, "≠" * (not row.same))
     differing = sum(not row.same for row in report.rows)
-    screen.line((say(f"{differing} of {len(report.rows)} rows differ ({mark})"), "dim"))
+    screen.line((say(f"{differing} of {len(report.rows)} rows differ (≠)"), "dim"))

@@ -6,26 +6,27 @@ one hands on what it reads. What leaves a box is its `gives`. The edges say the 
 """
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from dataclasses import field, replace
 from typing import Literal
 
 from gptcli import count
 from gptcli.checkpoint.patterns import runs
-from gptcli.data import data, mutable
+from gptcli.data import data, entry, mutable
 from gptcli.layout import AXES, Param, Place
 from gptcli.report import ModelFacts, Report
 from gptcli.report import traits as words
 from gptcli.report.traits import Traits, amount, figure
 from gptcli.source import Model
 from gptcli.spec import Experts, Learned, NoMLP, NoNorm, Relative, Rope, Sinusoidal, Spec
-from gptcli.trace import LAYER_POINTS, POINTS, sizes
+from gptcli.trace import POINTS, sizes
 
 Kind = Literal[
     "stack", "layer", "folded", "residual", "split",  # what holds others, or stands for many
     "attention", "cross", "mlp", "experts",
     "input", "output", "table", "aside", "norm", "matrix", "step", "add", "head",
 ]  # fmt: skip
+SIDE_BY_SIDE = ("split", "residual")  # kinds whose branches read the same; past a residual's, that is led on
 
 
 @data
@@ -47,6 +48,8 @@ class Flow:
 
 @data
 class Weight:
+    """A weight that a box holds; axes: letters of layout.AXES."""
+
     name: str
     axes: list[str]
     shape: list[int]
@@ -131,7 +134,7 @@ class DrawReport(Report):
 def draw_report(models: list[Model], full: bool = False) -> DrawReport:
     """One model's drawing, or two and how they differ. full: every kind of layer is opened, not the commonest alone."""
     figures = [_figure(model, full) for model in models]
-    if len(models) < 2:
+    if len(figures) < 2:
         return DrawReport(figures=figures, rows=[])
     one, other = figures
     marked = [replace(one, differing=_differing(one, other)), replace(other, differing=_differing(other, one))]
@@ -151,13 +154,15 @@ def boxes(several: Iterable[Box]) -> Iterator[Box]:
 
 
 def _figure(model: Model, full: bool) -> Figure:
-    spec, params = model.spec, model.layout
-    stacks = [_Stack(spec, params, full, "encoder.").stack()] if spec.encoder is not None else []
-    stacks.append(_Stack(spec, params, full, "").stack())
+    spec, params = model.spec, {}
+    for param in model.layout:
+        params.setdefault(Place.of(param.name)[:2], []).append(param)
+    paths = ["encoder.", ""] if spec.encoder is not None else [""]
+    stacks = [_stack(_Scope(spec, params, path), full) for path in paths]
     known = {"N": spec.n_layers} | sizes(spec, 0, 0, 0)
     letters = {letter: known[letter] for letter in "NCPVHGDFE" if letter in known}
-    edges = list(_edges(stacks))
-    return Figure(model=model.facts(model.stored_dtype), letters=letters, stacks=stacks, edges=edges)
+    facts = model.facts(model.stored_dtype)
+    return Figure(model=facts, letters=letters, stacks=stacks, edges=list(_edges(stacks)))
 
 
 def kinds_of_layers(spec: Spec) -> dict[Spec, list[int]]:
@@ -174,389 +179,360 @@ def numbered(layers: list[int]) -> str:
     return ", ".join(said) if len(said) <= 4 else f"{', '.join(said[:3])} … {said[-1]}"
 
 
-class _Stack:
-    """Builds the boxes of one stack. at: `encoder.` for the encoder beside a decoder, else nothing."""
+Lines = Iterable[str | Literal[False] | None]  # what a box says; what is no text is left out
 
-    def __init__(self, whole: Spec, params: Iterable[Param], full: bool, at: str):
-        self.whole, self.full, self.at = whole, full, at
-        self.spec = whole.encoder if at else whole
-        self.params: dict[int | None, list[Param]] = {}
-        for param in params:
-            place = Place.of(param.name)
-            if bool(place.stack) == bool(at):
-                self.params.setdefault(place.layer, []).append(param)
 
-    # Leaves
+@entry
+class _Scope:
+    """Makes the boxes of one part, as `weights.at(part)` reads its weights.
 
-    def flow(self, axes: str, path: str = "", here: Spec | None = None, across: bool = False) -> Flow:
-        """A tensor of these axes, in the letters of this stack. here: the layer; across: keys are the source's."""
-        length = "S" if self.at else "T"
-        letters = sizes(here or self.spec, 0, 0, 0) | {"B": "B", "T": length, "S": "S" if across else length}
-        shape = [letters[axis] for axis in axes]
-        return Flow(path=path and self.at + path, axes=list(axes.replace("T", length)), shape=shape)
+    path: the part's, with a dot behind it; empty for the stack that is no encoder. params: by stack and layer.
+    """
 
-    def leaf(self, kind: Kind, path: str, title: str, lines: Iterable[str] = (), gives: Flow | None = None,
-             holds: tuple[str, ...] = (), times: int = 1) -> Box:  # fmt: skip
-        """A box, with the weights whose names are those in `holds` or stand below them (its own path, if none)."""
-        stems = [self.at + stem for stem in holds or (path,)]
-        inside = self.params.get(Place.of(f"{path}.").layer, [])
-        held = [p for p in inside if any(p.name == stem or p.name.startswith(f"{stem}.") for stem in stems)]
-        tied = next((p.tied_to.rpartition(".")[0] for p in held if p.tied_to), "")
-        listed = [Weight(name=p.name, axes=[AXES[axis] for axis in p.axes], shape=list(p.shape)) for p in held]
+    whole: Spec
+    params: dict[tuple[str, int | None], list[Param]]
+    path: str
+
+    def at(self, name: str) -> "_Scope":
+        """A part of this part."""
+        return replace(self, path=f"{self.path}{name}.")
+
+    @property
+    def here(self) -> Spec:
+        """The architecture of this stack, and in it of this layer."""
+        return Place.of(self.path).spec(self.whole)
+
+    def flow(self, name: str) -> Flow:
+        """An activation by its name or, where it has none, by its axes; its sizes in letters where a run decides."""
+        path = self.path + name
+        place, axes = Place.of(path), POINTS.get(re.sub(r"layers\.\d+", "layers.#", path))
+        if axes is None:
+            path, axes = "", name.replace("T", "S") if place.stack else name
+        across = place.name.startswith("cross.")
+        known = sizes(self.here.across if across else self.here, 0, 0, 0)
+        known |= {"B": "B", "T": "T", "S": "S" if across or place.stack else "T"}
+        return Flow(path=path, axes=list(axes), shape=[known[axis] for axis in axes])
+
+    def leaf(self, kind: Kind, name: str, title: str, lines: Lines = (), gives: str = "",
+             holds: Iterable[str] = (), times: int = 1) -> Box:  # fmt: skip
+        """A box that holds no other. gives: as `flow` takes it; if nothing is said, what is called as the box is.
+
+        Its weights are those whose names are one of `holds` (its own name, if none), or stand below one.
+        """
+        stems = tuple(f"{self.path}{stem}." for stem in holds or [name])
+        path = self.path + name
+        held = [p for p in self.params.get(Place.of(f"{path}.")[:2], ()) if f"{p.name}.".startswith(stems)]
         return Box(
-            id=self.at + path,
+            id=path,
             kind=kind,
             title=title,
-            lines=list(lines),
+            lines=[line for line in lines if line],
             parameters=count.total(held),
             times=times,
-            weights=listed,
-            tied_to=tied,
-            gives=gives,
+            weights=[Weight(name=p.name, axes=[AXES[axis] for axis in p.axes], shape=list(p.shape)) for p in held],
+            tied_to=next((p.tied_to.rpartition(".")[0] for p in held if p.tied_to), ""),
+            gives=self.flow(gives or name),
         )
 
-    def matrix(self, path: str, title: str, gives: Flow) -> Box:
-        """A linear map; its line says whether it has a bias."""
-        box = self.leaf("matrix", path, title, gives=gives)
-        return replace(box, lines=["bias"] * any(w.name.endswith(".bias") for w in box.weights))
+    def matrix(self, name: str, title: str, *lines: str, gives: str = "") -> Box:
+        """A linear map; its last line says whether it has a bias."""
+        box = self.leaf("matrix", name, title, lines, gives)
+        return replace(box, lines=box.lines + ["bias"] * any(w.name.endswith(".bias") for w in box.weights))
 
-    def norm(self, path: str, gives: Flow, title: str = "") -> Box:
-        name = words.NORM_NAMES[self.spec.norm.kind]
-        return self.leaf("norm", path, title or name, words.norm_details(self.spec), gives)
+    def norm(self, name: str, title: str = "{}", gives: str = "") -> Box:
+        """title: how the norm's kind is called in it."""
+        kind = words.NORM_NAMES[self.here.norm.kind]
+        return self.leaf("norm", name, title.format(kind), words.norm_details(self.here), gives)
 
-    def holder(self, kind: Kind, path: str, title: str, lines: Iterable[str], inside: list[Box]) -> Box:
-        """A box around a sequence."""
-        total = sum(box.parameters * box.times for box in inside)
-        return Box(id=self.at + path, kind=kind, title=title, lines=list(lines), parameters=total,
-                   gives=inside[-1].gives, branches=[inside])  # fmt: skip
-
-    def beside(self, kind: Literal["split", "residual"], path: str, branches: list[list[Box]]) -> Box:
-        """Branches that read the same; of a residual, what they give is added to what they read."""
+    def group(self, kind: Kind, name: str, *branches: list[Box], title: str = "", lines: Lines = ()) -> Box:
+        """A box around a sequence, or around several that read the same."""
         total = sum(box.parameters * box.times for branch in branches for box in branch)
-        return Box(id=f"{self.at}{path}.{kind}", kind=kind, parameters=total, branches=branches)
+        gives = None if kind in SIDE_BY_SIDE else branches[0][-1].gives
+        return Box(id=self.path + name, kind=kind, title=title, lines=[line for line in lines if line],
+                   parameters=total, gives=gives, branches=list(branches))  # fmt: skip
 
-    # A stack, from ids to what comes out
 
-    def stack(self) -> Box:
-        two, norm = self.whole.encoder is not None, self.spec.norm
-        title = "encoder" if self.at else "decoder" if two else ""
-        ids = "source ids" if self.at else "target ids" if two else "ids"
-        inside = [Box(id=f"{self.at}ids", kind="input", title=ids, gives=self.flow("BT"))]
-        inside += [*self.embedding(), *self.layers()]
-        if norm.final:
-            final = f"final {words.NORM_NAMES[norm.kind]}"
-            inside.append(self.norm("final_norm", self.flow("BTC", "final_norm"), final))
-        return self.holder("stack", "stack", title, [], [*inside, *self.head()])
+# A stack, from ids to what comes out
 
-    def embedding(self) -> list[Box]:
-        spec = self.spec
-        size, scale = spec.embed_size or spec.hidden_size, []
-        if spec.embed_scale != 1:
-            scale = [f"× {words.factor(spec.embed_scale, spec.hidden_size)}"]
-        found = [self.leaf("table", "embed", "token table", [f"{amount(spec.vocab_size, 'row')} of {size:,}"])]
-        if found[0].tied_to:
-            found = [replace(found[0], lines=[*found[0].lines, "the decoder's table"])]
-        if spec.embed_size is None:
-            found = [replace(found[0], lines=found[0].lines + scale)]
-        else:
-            found = [replace(found[0], gives=self.flow("BTP"))]
-            box = self.matrix("embed_in", "to the hidden size", self.flow("BTC"))
-            found.append(replace(box, lines=[f"{size:,} → {spec.hidden_size:,}", *box.lines, *scale]))
-        if spec.n_segments is not None:
-            rows = f"{amount(spec.n_segments, 'row')} of {spec.hidden_size:,}"
-            found.append(self.leaf("table", "segment_embed", "+ segment table", [rows]))
-        if isinstance(spec.position, Learned):
-            rows = [f"{amount(spec.context_length, 'row')} of {spec.hidden_size:,}"]
-            rows += [f"{spec.position.offset} more, unused"] * (spec.position.offset > 0)
-            found.append(self.leaf("table", "pos_embed", "+ position table", rows))
-        if isinstance(spec.position, Sinusoidal):
-            waves = {"neighbours": "each sine beside its cosine", "halves": "all sines, then all cosines"}
-            how = [f"of position × {figure(spec.position.theta)}^(-2i/C)", waves[spec.position.pairs]]
-            found.append(self.leaf("table", "sinusoids", "+ sines and cosines", how))
-        *before, last = found
-        found = [box if box.gives else replace(box, gives=self.flow("BTC")) for box in before]
-        found.append(replace(last, gives=self.flow("BTC", "embed")))
-        if spec.norm.embedding:
-            found.append(self.norm("embed_norm", self.flow("BTC", "embed_norm")))
-        if isinstance(spec.position, Relative):
-            part = spec.position
-            table = f"{amount(part.buckets, 'bucket')} × {amount(spec.attention.n_heads, 'head')}"
-            said = [table, f"distances up to {part.max_distance:,}", "added to every layer's scores"]
-            found.append(self.leaf("aside", "rel_bias", "distance table", said, self.flow("BHTS")))
-        return found
 
-    def head(self) -> list[Box]:
-        spec, head = self.spec, self.spec.lm_head
-        if head is None:
-            return [] if self.at else [Box(id="out", kind="output", title="final vectors")]
-        found, size = [], spec.embed_size or spec.hidden_size
-        if head.transform is not None:
-            box = self.matrix("lm_head.dense", "head transform", self.flow("BTC", "lm_head.dense"))
-            lines = [
-                f"{spec.hidden_size:,} → {spec.hidden_size:,}",
-                *box.lines,
-                f"then {words.activation(head.transform)}",
-            ]
-            found.append(replace(box, lines=lines))
-            if not isinstance(spec.norm, NoNorm):
-                found.append(self.norm("lm_head.norm", self.flow("BTC", "lm_head.norm")))
-        if spec.embed_size is not None:
-            box = self.matrix("embed_out", "to the rows' size", self.flow("BTP", "embed_out"))
-            found.append(replace(box, lines=[f"{spec.hidden_size:,} → {size:,}", *box.lines]))
-        lines = [f"{size:,} → {spec.vocab_size:,}"]
-        lines += ["tied to the token table"] * head.tied + ["bias"] * head.bias
-        lines += [f"× {words.factor(head.scale, spec.hidden_size)}"] * (head.scale != 1)
-        lines += [f"capped at {figure(head.softcap)}"] if head.softcap is not None else []
-        holds = ("lm_head.weight", "lm_head.bias")
-        found.append(self.leaf("head", "lm_head", "lm_head", lines, self.flow("BTV", "logits"), holds))
-        return [*found, Box(id="logits", kind="output", title="logits")]
+def _stack(at: _Scope, full: bool) -> Box:
+    norm = at.here.norm
+    title, ids = "", "ids"
+    if at.whole.encoder is not None:
+        title, ids = ("encoder", "source ids") if at.path else ("decoder", "target ids")
+    inside = [at.leaf("input", "ids", ids, gives="BT"), *_embedding(at), *_layers(at, full)]
+    if norm.final:
+        inside.append(at.norm("final_norm", "final {}"))
+    return at.group("stack", "stack", [*inside, *_head(at)], title=title)
 
-    # Layers
 
-    def layers(self) -> list[Box]:
-        """Each kind of layer once, where its first layer stands: the commonest opened, the others by what differs."""
-        kinds = kinds_of_layers(self.spec)
-        opened = max(kinds, key=lambda kind: len(kinds[kind]))
-        total = self.spec.n_layers
-        found: list[Box] = []
-        for kind, layers in kinds.items():
-            title = f"layer × {total:,}" if len(layers) == total > 1 else f"layer {layers[0] + 1}"
-            if len(kinds) > 1:
-                title = f"layer{'s' * (len(layers) > 1)} {numbered(layers)} of {total:,}"
-            if self.full or kind == opened:
-                box = self.holder("layer", f"layers.{layers[0]}", title, [], self.layer(kind, layers[0]))
-                found.append(replace(box, times=len(layers), layers=layers))
-            else:
-                found.append(self.folded(title, kind, layers, opened))
-        return list(_merged(found, total))
+def _embedding(at: _Scope) -> list[Box]:
+    """Tables whose rows are summed; what the last of them gives is `embed`."""
+    spec, position = at.here, at.here.position
+    size = spec.embed_size or spec.hidden_size
+    rows = _rows_of(spec.vocab_size, size)
+    lent = at.path != "" and at.whole.encoder_embed == "shared" and "the decoder's table"
+    scale = spec.embed_scale != 1 and f"× {words.factor(spec.embed_scale, spec.hidden_size)}"
+    if spec.embed_size is None:
+        found = [at.leaf("table", "embed", "token table", [rows, lent, scale], "BTC")]
+    else:
+        found = [at.leaf("table", "embed", "token table", [rows, lent], "BTP")]
+        found.append(at.matrix("embed_in", "to the hidden size", _sizes(size, spec.hidden_size), scale, gives="BTC"))
+    if spec.n_segments is not None:
+        lines = [_rows_of(spec.n_segments, spec.hidden_size)]
+        found.append(at.leaf("table", "segment_embed", "+ segment table", lines, "BTC"))
+    if isinstance(position, Learned):
+        unused = position.offset > 0 and f"{position.offset} more, unused"
+        lines = [_rows_of(spec.context_length, spec.hidden_size), unused]
+        found.append(at.leaf("table", "pos_embed", "+ position table", lines, "BTC"))
+    if isinstance(position, Sinusoidal):
+        waves = {"neighbours": "each sine beside its cosine", "halves": "all sines, then all cosines"}
+        lines = [f"of position × {figure(position.theta)}^(-2i/C)", waves[position.pairs]]
+        found.append(at.leaf("table", "sinusoids", "+ sines and cosines", lines, "BTC"))
+    found[-1] = replace(found[-1], gives=at.flow("embed"))
+    if spec.norm.embedding:
+        found.append(at.norm("embed_norm"))
+    if isinstance(position, Relative):
+        table = f"{amount(position.buckets, 'bucket')} × {amount(spec.attention.n_heads, 'head')}"
+        lines = [table, f"distances up to {position.max_distance:,}", "added to every layer's scores"]
+        found.append(at.leaf("aside", "rel_bias", "distance table", lines, "BHTS"))
+    return found
 
-    def folded(self, title: str, kind: Spec, layers: list[int], opened: Spec) -> Box:
-        """Layers that are told by how they differ from the opened ones."""
-        theirs, ours = words.layer_traits(kind), words.layer_traits(opened)
-        lines = [f"{name}: {theirs[name] or 'none'}" for name in theirs if theirs[name] != ours[name]]
+
+def _head(at: _Scope) -> list[Box]:
+    spec, head = at.here, at.here.lm_head
+    if head is None:
+        return [] if at.path else [Box(id="out", kind="output", title="final vectors")]
+    hidden, size, found = spec.hidden_size, spec.embed_size or spec.hidden_size, []
+    if head.transform is not None:
+        box = at.matrix("lm_head.dense", "head transform", _sizes(hidden, hidden))
+        found.append(replace(box, lines=[*box.lines, f"then {words.activation(head.transform)}"]))
+        if not isinstance(spec.norm, NoNorm):
+            found.append(at.norm("lm_head.norm"))
+    if spec.embed_size is not None:
+        found.append(at.matrix("embed_out", "to the rows' size", _sizes(hidden, size)))
+    lines = [
+        _sizes(size, spec.vocab_size),
+        head.tied and "tied to the token table",
+        head.bias and "bias",
+        head.scale != 1 and f"× {words.factor(head.scale, hidden)}",
+        head.softcap is not None and f"capped at {figure(head.softcap)}",
+    ]
+    holds = ("lm_head.weight", "lm_head.bias")
+    found.append(at.leaf("head", "lm_head", "lm_head", lines, "logits", holds))
+    return [*found, Box(id="logits", kind="output", title="logits")]
+
+
+def _rows_of(rows: int, columns: int) -> str:
+    return f"{amount(rows, 'row')} of {columns:,}"
+
+
+def _sizes(*sizes: int) -> str:
+    """`768 → 3,072 → 768`."""
+    return " → ".join(f"{size:,}" for size in sizes)
+
+
+# Layers
+
+
+def _layers(at: _Scope, full: bool) -> Iterable[Box]:
+    """Each kind of layer once, where its first layer stands: the commonest opened, the others by what differs."""
+    kinds, total, found = kinds_of_layers(at.here), at.here.n_layers, []
+    opened = max(kinds, key=lambda kind: len(kinds[kind]))
+    ours = words.layer_traits(opened)
+    for kind, layers in kinds.items():
         path = f"layers.{layers[0]}"
-        box = self.leaf("folded", path, title, lines, self.flow("BTC", f"{path}.resid_post"))
-        return replace(box, times=len(layers), layers=layers, weights=[])
-
-    def layer(self, here: Spec, i: int) -> list[Box]:
-        at = f"layers.{i}"
-        attention = self.attention("attn", at, here)
-        has_mlp = not isinstance(here.mlp, NoMLP)
-        if here.residual != "sequential" and has_mlp:
-            return self.side_by_side(at, here, attention)
-        found = self.sublayer(at, "attn", attention, here, "resid_mid")
-        if here.encoder is not None:
-            found += self.sublayer(at, "cross", self.attention("cross", at, here.across), here, "resid_cross")
-        return found + (self.sublayer(at, "mlp", self.mlp(at, here), here, "resid_post") if has_mlp else [])
-
-    def sublayer(self, at: str, name: str, box: Box, here: Spec, stream: str) -> list[Box]:
-        """x + sublayer(x), with the norms where this architecture has them."""
-        placement = here.norm.placement
-        inside = [*self.before(at, name, here), box]
-        if placement in ("output", "sandwich"):
-            path = f"{at}.{name}_out_norm"
-            inside.append(self.norm(path, self.flow("BTC", path)))
-        stream = f"{at}.{stream}"
-        past = self.beside("residual", f"{at}.{name}", [inside])
-        if placement != "post":
-            return [past, self.add(f"{at}.{name}", stream)]
-        return [past, self.add(f"{at}.{name}", ""), self.norm(f"{at}.{name}_norm", self.flow("BTC", stream))]
-
-    def before(self, at: str, name: str, here: Spec) -> list[Box]:
-        """The norm of what a sublayer reads, where there is one."""
-        normed = here.norm.placement in ("pre", "sandwich") and (name != "attn" or here.attention.normed)
-        path = f"{at}.{name}_norm"
-        return [self.norm(path, self.flow("BTC", path))] if normed else []
-
-    def add(self, at: str, stream: str) -> Box:
-        scale = self.spec.residual_scale
-        lines = [f"× {figure(scale)} before the sum"] * (scale != 1)
-        return Box(id=f"{self.at}{at}_add", kind="add", title="⊕", lines=lines, gives=self.flow("BTC", stream))
-
-    def side_by_side(self, at: str, here: Spec, attention: Box) -> list[Box]:
-        """The MLP beside the attention: each by a norm of its own, or both by one."""
-        mlp = self.mlp(at, here)
-        norms = self.before(at, "attn", here)
-        branches = [[*norms, attention], [*self.before(at, "mlp", here), mlp]]
-        if here.residual == "parallel_shared":
-            both = [[attention], [mlp]]
-            branches = [[*norms, self.beside("split", at, both)]] if norms else both
-        return [self.beside("residual", at, branches), self.add(f"{at}.mlp", f"{at}.resid_post")]
-
-    def attention(self, name: str, layer: str, here: Spec) -> Box:
-        """Queries, keys and values on their ways, scores, softmax, weighted values, output."""
-        a, across, at = here.attention, name == "cross", f"{layer}.{name}"
-
-        def gives(point: str) -> Flow:
-            return self.flow(LAYER_POINTS[f"{name}.{point}"], f"{at}.{point}", here, across)
-
-        ways: dict[str, list[Box]] = {}
-        for letter in "qkv":
-            ways[letter] = [self.matrix(f"{at}.{letter}", letter, gives(letter))]
-        for letter in "qk":
-            path = f"{at}.{letter}_norm"
-            normed, turned = [], []
-            if a.qk_norm != "none":
-                normed = [self.leaf("norm", path, f"{letter} normed", gives=gives(f"{letter}_norm"))]
-            if isinstance(here.position, Rope):
-                path = f"{at}.{letter}_rot"
-                turned = [self.leaf("step", path, f"{letter} rotated", gives=gives(f"{letter}_rot"))]
-            ways[letter] += normed + turned if a.qk_norm_place == "before" else turned + normed
-        biased = not across and isinstance(self.spec.position, Relative)  # the same in every layer
-        scores = "q·k" + words.score_scale(a)
-        scores = scores if a.softcap is None else f"{figure(a.softcap)}·tanh({scores}/{figure(a.softcap)})"
-        scores += " + by distance" * biased
-        masks = ["causal"] * a.causal + ([f"window {a.window:,}"] if a.window is not None else []) + ["sinks"] * a.sinks
-        met = self.beside("split", f"{at}.qk", [ways["q"], ways["k"]])
-        seen = ", ".join(["softmax", *masks])
-        weigh = [
-            met,
-            self.leaf("step", f"{at}.scores", scores, gives=gives("scores")),
-            self.leaf("step", f"{at}.pattern", seen, gives=gives("pattern"), holds=(f"{at}.sinks",)),
-        ]
-        inside = [
-            self.beside("split", f"{at}.qkv", [weigh, ways["v"]]),
-            self.leaf("step", f"{at}.z", "weights · v", gives=gives("z")),
-            self.matrix(f"{at}.o", "o", self.flow("BTC", f"{layer}.{name}_out")),
-        ]
-        return self.holder("cross" if across else "attention", at, "cross attention" if across else "attention",
-                           _attention_lines(here, across, biased), inside)  # fmt: skip
-
-    def mlp(self, layer: str, here: Spec) -> Box:
-        at, mlp, c = f"{layer}.mlp", here.mlp, here.hidden_size
-        out = self.flow("BTC", f"{layer}.mlp_out")
-        if isinstance(mlp, Experts):
-            return self.experts(at, here, out)
-
-        def gives(point: str) -> Flow:
-            return self.flow(POINTS[f"layers.#.mlp.{point}"], f"{at}.{point}", here)
-
-        act = words.activation(mlp)
-        brief = act.partition(" ")[0]
-        up = self.matrix(f"{at}.up", "up", gives("up"))
-        inside = [up]
-        if mlp.gated:
-            inside = [self.beside("split", at, [[self.matrix(f"{at}.gate", "gate", gives("gate"))], [up]])]
-        acted = f"{brief}(gate) · up" if mlp.gated else f"{brief}(up)"
-        inside.append(self.leaf("step", f"{at}.act", acted, gives=gives("act")))
-        inside.append(self.matrix(f"{at}.down", "down", out))
-        lines = [f"{c:,} → {mlp.size:,} → {c:,}", act, *["gated"] * mlp.gated, "bias" if mlp.bias else "no bias"]
-        return self.holder("mlp", at, "MLP", lines, inside)
-
-    def experts(self, at: str, here: Spec, out: Flow) -> Box:
-        """A router beside what it chooses for; the chosen experts' sum; what every token takes beside them."""
-        mlp, c = here.mlp, here.hidden_size
-        router = self.matrix(f"{at}.router", "router", self.flow("BTE", f"{at}.router", here))
-        choice = f"softmax, best {mlp.top_k}" + ", scaled to sum 1" * mlp.normalized
-        router = replace(router, lines=[choice, *router.lines])
-        act = words.activation(mlp)
-        size = f"{c:,} → {mlp.size:,} → {c:,}"
-        way = [size, f"{act}, gated", *["bias"] * mlp.bias]
-        way += [f"clamped at {figure(mlp.limit)}"] if mlp.limit is not None else []
-        taken = f"{mlp.top_k} of {amount(mlp.n_experts, 'expert')}"
-        first = self.leaf("experts", f"{at}.experts", taken, way, out, (f"{at}.experts.0",), times=mlp.n_experts)
-        inside = [self.beside("split", f"{at}.experts", [[router], []]), first]
-        if mlp.shared_size is not None:
-            shared = self.leaf("experts", f"{at}.shared", "shared expert",
-                               [f"{c:,} → {mlp.shared_size:,} → {c:,}", "weighed by a sigmoid"], self.flow("BTC"),
-                               (f"{at}.shared", f"{at}.shared_router"))  # fmt: skip
-            inside[-1] = replace(first, gives=self.flow("BTC"))
-            inside = [self.beside("split", at, [inside, [shared]]),
-                      Box(id=f"{self.at}{at}.sum", kind="step", title="sum", gives=out)]  # fmt: skip
-        lines = [f"{taken} for each token", size, act, "gated", "bias" if mlp.bias else "no bias", f"router: {choice}"]
-        lines += [f"clamped at {figure(mlp.limit)}"] if mlp.limit is not None else []
-        lines += [f"a shared expert of {mlp.shared_size:,}"] if mlp.shared_size is not None else []
-        return self.holder("mlp", at, "experts", lines, inside)
+        title = f"layer × {total:,}" if total > 1 else "layer 1"
+        if len(kinds) > 1:
+            title = f"layer{'s' * (len(layers) > 1)} {numbered(layers)} of {total:,}"
+        if full or kind == opened:
+            box = at.group("layer", path, _layer(at.at(path)), title=title)
+        else:
+            theirs = words.layer_traits(kind)
+            lines = [f"{name}: {theirs[name] or 'none'}" for name in theirs if theirs[name] != ours[name]]
+            box = replace(at.leaf("folded", path, title, lines, f"{path}.resid_post"), weights=[])
+        found.append(replace(box, times=len(layers), layers=layers))
+    return _merged(found, total)
 
 
-def _attention_lines(here: Spec, across: bool, biased: bool) -> list[str]:
-    a = here.attention
-    heads = f"{amount(a.n_heads, 'head')} of {a.head_dim}"
-    if a.n_kv_heads != a.n_heads:
-        heads = f"{amount(a.n_heads, 'head')} read {amount(a.n_kv_heads, 'key/value head')} of {a.head_dim}"
-    lines = [heads, "reads the encoder" if across else "causal" if a.causal else "sees both ways"]
-    if a.window is not None:
-        lines.append(f"window {a.window:,}" + " each way" * (not a.causal))
-    if isinstance(here.position, Rope):
-        lines.append(f"rotation {words.turning(here.position)}")
-    lines += ["distance table on the scores"] * biased
-    lines += ["reads the stream unnormed"] * (not a.normed)
-    if a.qk_norm != "none":
-        lines.append(f"q and k normed, {words.QK_NORMS[a.qk_norm]}")
-    lines += ["a sink for each head"] * a.sinks
-    lines += [f"scores capped at {figure(a.softcap)}"] if a.softcap is not None else []
-    lines.append({(True, True): "bias", (True, False): "bias on q, k, v", (False, True): "bias on o"}.get(
-        (a.bias, a.o_bias), "no bias"))  # fmt: skip
-    return lines
+MERGED_FROM = 4  # boxes
 
 
-def _merged(found: list[Box], total: int, most: int = 3) -> Iterator[Box]:
-    """Folded layers of one size that differ in the same things are one box where there are more than `most` of them."""
-
-    def alike(box: Box) -> tuple:
-        return box.kind, box.parameters, tuple(line.partition(":")[0] for line in box.lines)
-
+def _merged(found: list[Box], total: int) -> Iterator[Box]:
+    """Many folded layers of one size that differ in the same things become one box."""
     groups: dict[tuple, list[Box]] = {}
     for box in found:
-        groups.setdefault(alike(box) if box.kind == "folded" else (box.id,), []).append(box)
+        alike = (box.parameters, *(line.partition(":")[0] for line in box.lines))
+        groups.setdefault(alike if box.kind == "folded" else (box.id,), []).append(box)
     for group in groups.values():
-        if len(group) <= most:
+        if len(group) < MERGED_FROM:
             yield from group
             continue
         layers = sorted(layer for box in group for layer in box.layers)
-        lines = [f"{one} … {last.partition(': ')[2]}" for one, last in zip(group[0].lines, group[-1].lines)]
-        title = f"layers {numbered(layers)} of {total:,}"
-        yield replace(
-            group[0], title=title, lines=[f"each its own {line}" for line in lines], times=len(layers), layers=layers
-        )
+        spans = [f"{one} … {last.partition(': ')[2]}" for one, last in zip(group[0].lines, group[-1].lines)]
+        title, lines = f"layers {numbered(layers)} of {total:,}", [f"each its own {span}" for span in spans]
+        yield replace(group[0], title=title, lines=lines, times=len(layers), layers=layers)
+
+
+def _layer(layer: _Scope) -> list[Box]:
+    here = layer.here
+    has_mlp = not isinstance(here.mlp, NoMLP)
+    if has_mlp and here.residual != "sequential":
+        return _side_by_side(layer)
+    inside = _sublayer(layer, "attn", _attention(layer, "attn"), "resid_mid")
+    if here.encoder is not None:
+        inside += _sublayer(layer, "cross", _attention(layer, "cross"), "resid_cross")
+    return inside + (_sublayer(layer, "mlp", _mlp(layer), "resid_post") if has_mlp else [])
+
+
+def _sublayer(layer: _Scope, name: str, box: Box, stream: str) -> list[Box]:
+    """x + sublayer(x), with the norms where this architecture has them."""
+    placement = layer.here.norm.placement
+    after = [layer.norm(f"{name}_out_norm")] if placement in ("output", "sandwich") else []
+    past = layer.group("residual", f"{name}.residual", [*_before(layer, name), box, *after])
+    if placement != "post":
+        return [past, _add(layer, name, stream)]
+    return [past, _add(layer, name, "BTC"), layer.norm(f"{name}_norm", gives=stream)]
+
+
+def _side_by_side(layer: _Scope) -> list[Box]:
+    """The MLP beside the attention: each by a norm of its own, or both by one."""
+    norms, branches = _before(layer, "attn"), [[_attention(layer, "attn")], [_mlp(layer)]]
+    if layer.here.residual == "parallel":
+        branches = [[*norms, *branches[0]], [*_before(layer, "mlp"), *branches[1]]]
+    elif norms:
+        branches = [[*norms, layer.group("split", "split", *branches)]]
+    return [layer.group("residual", "residual", *branches), _add(layer, "mlp", "resid_post")]
+
+
+def _before(layer: _Scope, name: str) -> list[Box]:
+    """The norm of what a sublayer reads, where there is one."""
+    here = layer.here
+    normed = here.norm.placement in ("pre", "sandwich") and (name != "attn" or here.attention.normed)
+    return [layer.norm(f"{name}_norm")] if normed else []
+
+
+def _add(layer: _Scope, name: str, gives: str) -> Box:
+    scale = layer.here.residual_scale
+    return layer.leaf("add", f"{name}_add", "⊕", [scale != 1 and f"× {figure(scale)} before the sum"], gives)
+
+
+def _attention(layer: _Scope, name: Literal["attn", "cross"]) -> Box:
+    """Queries, keys and values on their ways, scores, softmax, weighted values, output."""
+    at, across = layer.at(name), name == "cross"
+    here = layer.here.across if across else layer.here
+    a, rotated, biased = here.attention, isinstance(here.position, Rope), isinstance(here.position, Relative)
+    steps = [("norm", "norm", "normed")] * (a.qk_norm != "none") + [("rot", "step", "rotated")] * rotated
+    if a.qk_norm_place == "after":
+        steps.reverse()
+    q, k, v = ([at.matrix(letter, letter)] for letter in "qkv")
+    for letter, way in (("q", q), ("k", k)):
+        way += [at.leaf(kind, f"{letter}_{point}", f"{letter} {said}") for point, kind, said in steps]
+    scores = "q·k" + words.score_scale(a)
+    if a.softcap is not None:
+        scores = f"{figure(a.softcap)}·tanh({scores}/{figure(a.softcap)})"
+    masks = [a.causal and "causal", a.window and f"window {a.window:,}", a.sinks and "sinks"]
+    weigh = [
+        at.group("split", "qk.split", q, k),
+        at.leaf("step", "scores", scores + " + by distance" * biased),
+        at.leaf("step", "pattern", ", ".join(["softmax", *filter(None, masks)]), holds=["sinks"]),
+    ]
+    inside = [
+        at.group("split", "qkv.split", weigh, v),
+        at.leaf("step", "z", "weights · v"),
+        layer.matrix(f"{name}.o", "o", gives=f"{name}_out"),
+    ]
+    groups = f" read {amount(a.n_kv_heads, 'key/value head')}" * (a.n_kv_heads != a.n_heads)
+    has_bias = {(True, True): "bias", (True, False): "bias on q, k, v", (False, True): "bias on o"}
+    lines = [
+        f"{amount(a.n_heads, 'head')}{groups} of {a.head_dim}",
+        "reads the encoder" if across else "causal" if a.causal else "sees both ways",
+        a.window and f"window {a.window:,}" + " each way" * (not a.causal),
+        rotated and f"rotation {words.turning(here.position)}",
+        biased and "distance table on the scores",
+        not a.normed and "reads the stream unnormed",
+        a.qk_norm != "none" and f"q and k normed, {words.QK_NORMS[a.qk_norm]}",
+        a.sinks and "a sink for each head",
+        a.softcap is not None and f"scores capped at {figure(a.softcap)}",
+        has_bias.get((a.bias, a.o_bias), "no bias"),
+    ]
+    kind, title = ("cross", "cross attention") if across else ("attention", "attention")
+    return layer.group(kind, name, inside, title=title, lines=lines)
+
+
+def _mlp(layer: _Scope) -> Box:
+    at, mlp, c = layer.at("mlp"), layer.here.mlp, layer.here.hidden_size
+    if isinstance(mlp, Experts):
+        return _experts(layer)
+    act = words.activation(mlp)
+    brief, up = act.partition(" ")[0], at.matrix("up", "up")
+    inside = [layer.group("split", "mlp.split", [at.matrix("gate", "gate")], [up])] if mlp.gated else [up]
+    inside.append(at.leaf("step", "act", f"{brief}(gate) · up" if mlp.gated else f"{brief}(up)"))
+    inside.append(layer.matrix("mlp.down", "down", gives="mlp_out"))
+    lines = [_sizes(c, mlp.size, c), act, mlp.gated and "gated", "bias" if mlp.bias else "no bias"]
+    return layer.group("mlp", "mlp", inside, title="MLP", lines=lines)
+
+
+def _experts(layer: _Scope) -> Box:
+    """A router beside what it chooses for; the chosen experts' sum; what every token takes beside them."""
+    at, mlp, c = layer.at("mlp"), layer.here.mlp, layer.here.hidden_size
+    act, size, bias = words.activation(mlp), _sizes(c, mlp.size, c), "bias" if mlp.bias else "no bias"
+    taken = f"{mlp.top_k} of {amount(mlp.n_experts, 'expert')}"
+    choice = f"softmax, best {mlp.top_k}" + ", scaled to sum 1" * mlp.normalized
+    clamp = mlp.limit is not None and f"clamped at {figure(mlp.limit)}"
+    lines = [f"{taken} for each token", size, act, "gated", bias, f"router: {choice}", clamp]
+    way, alone = [size, f"{act}, gated", mlp.bias and "bias", clamp], mlp.shared_size is None
+    given, first = "mlp_out" if alone else "BTC", ["mlp.experts.0"]
+    inside = [
+        at.group("split", "experts.split", [at.matrix("router", "router", choice)], []),
+        layer.leaf("experts", "mlp.experts", taken, way, given, first, mlp.n_experts),
+    ]
+    if not alone:
+        always = [_sizes(c, mlp.shared_size, c), "weighed by a sigmoid"]
+        shared = at.leaf("experts", "shared", "shared expert", always, "BTC", ["shared", "shared_router"])
+        both = layer.group("split", "mlp.split", inside, [shared])
+        inside = [both, layer.leaf("step", "mlp.sum", "sum", gives="mlp_out")]
+        lines.append(f"a shared expert of {mlp.shared_size:,}")
+    return layer.group("mlp", "mlp", inside, title="experts", lines=lines)
 
 
 # The same as a flat graph
 
 
 def _edges(stacks: list[Box]) -> Iterator[Edge]:
-    memory: Box | None = None
+    memory: list[Box] = []
     for stack in stacks:
-        aside = {box.id: box for box in boxes([stack]) if box.kind == "aside"}
-        [inside] = stack.branches
-        wires = _Wires(memory, next(iter(aside.values()), None))
-        [memory] = wires.through([box for box in inside if box.id not in aside], [])
-        yield from wires.edges
+        biases = [box for box in boxes([stack]) if box.kind == "aside"]
+        memory = yield from _wires([stack], [], memory, biases)
     for box in boxes(stacks):
         if box.tied_to:
             yield Edge(source=box.tied_to, target=box.id, kind="tie", carries=None)
 
 
-class _Wires:
-    """Walks a sequence of boxes and joins what gives to what reads."""
-
-    def __init__(self, memory: Box | None, aside: Box | None):
-        self.memory, self.aside = memory, aside
-        self.edges: list[Edge] = []
-
-    def join(self, sources: list[Box], target: Box, kind: str = "data") -> None:
-        self.edges += [Edge(source=s.id, target=target.id, kind=kind, carries=s.gives) for s in sources]
-
-    def through(self, sequence: list[Box], sources: list[Box]) -> list[Box]:
-        """Joins them in a row, from what `sources` give on; returns the boxes that give what comes out."""
-        stream: list[Box] = []
-        for box in sequence:
-            if box.kind in ("split", "residual"):
-                stream = sources if box.kind == "residual" else stream
-                sources = [end for branch in box.branches for end in self.through(branch, sources)]
-            elif box.branches:
-                sources = self.through(box.branches[0], sources)
-            else:
-                across = self.memory is not None and re.search(r"\.cross\.[kv]$", box.id)
-                self.join([self.memory] if across else sources, box, "memory" if across else "data")
-                if box.kind == "add":
-                    self.join(stream, box, "residual")
-                if self.aside is not None and (box.kind == "folded" or box.id.endswith(".attn.scores")):
-                    self.join([self.aside], box, "bias")
-                if self.memory is not None and box.kind == "folded":
-                    self.join([self.memory], box, "memory")
-                sources = [box]
-        return sources
+def _wires(
+    sequence: list[Box], sources: list[Box], memory: list[Box], biases: list[Box]
+) -> Generator[Edge, None, list[Box]]:
+    """Arrows along boxes in a row, the first of which reads `sources`; returns the boxes that give what comes out."""
+    stream: list[Box] = []  # what is led past a sublayer
+    for box in sequence:
+        if box.kind == "aside":
+            continue
+        if box.branches:
+            stream, sources = sources, []
+            for branch in box.branches:
+                sources += yield from _wires(branch, stream, memory, biases)
+            continue
+        folded, across = box.kind == "folded", re.search(r"\.cross\.[kv]$", box.id)
+        read = {
+            "data": [] if across else sources,
+            "residual": stream if box.kind == "add" else [],
+            "bias": biases if folded or box.id.endswith(".attn.scores") else [],
+            "memory": memory if folded or across else [],
+        }
+        for kind, several in read.items():
+            yield from (Edge(source=one.id, target=box.id, kind=kind, carries=one.gives) for one in several)
+        sources = [box]
+    return sources
 
 
 # Two models
