@@ -5,6 +5,7 @@ tagged part (`position: {kind: rope, …}`) with fields of its own, never a flag
 wrong type or an impossible combination is an error that names its path (`attention.n_kv_heads: 3 does not divide …`).
 """
 
+import math
 from dataclasses import MISSING, fields, is_dataclass, replace
 from functools import cache
 from reprlib import Repr
@@ -410,6 +411,13 @@ class Spec:
             theirs, ours = getattr(encoder, field), getattr(self, field)
             alike = self.encoder_embed == "own" or theirs == ours
             require(alike, f"encoder.{field}: {theirs} is not {ours}, and encoder_embed: shared says of one table")
+
+    @property
+    def most_tokens(self) -> float:
+        """How many tokens a text may have: the context, but no end where positions are told by distances, of which all
+        far ones share a number; context_length is then what the model was made for.
+        """
+        return math.inf if isinstance(self.position, Relative) else self.context_length
 
     @property
     def across(self) -> "Spec":

@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,22 @@ def toys(tmp_path_factory):
             made[key] = root / str(len(made))
             save_toy(config, made[key])
         return made[key]
+
+    return of
+
+
+@pytest.fixture(scope="module")
+def toy(tmp_path_factory):
+    """A case of a family by its name, as transformers saves it: made once a module, to be read."""
+    # Of the test modules, most need no case of every family.
+    from tests.test_trace_families import TOYS, auto
+
+    root = tmp_path_factory.mktemp("toys")
+
+    @cache
+    def of(name: str) -> Path:
+        save_toy(TOYS[name], root / name, auto=auto(name))
+        return root / name
 
     return of
 

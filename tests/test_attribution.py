@@ -8,7 +8,6 @@ the logit back.
 import json
 import math
 import re
-from functools import cache
 from pathlib import Path
 
 import pytest
@@ -24,24 +23,11 @@ from gptcli.source import Model, open_model
 from gptcli.spec import Dense, Experts, LayerNorm, Learned, Sinusoidal
 from gptcli.trace import Recorder
 from tests.command import gptcli as run
-from tests.oracle import save_toy
-from tests.test_trace_families import ACTIVATIONS, IDS, SOURCE_IDS, TOYS, auto, fed
+from tests.test_trace_families import ACTIVATIONS, IDS, SOURCE_IDS, TOYS, fed
 from tests.toys import shrunk
 
 WITH_HEAD = [name for name in TOYS if not name.endswith("no head")]
 GOLDEN = json.loads((Path(__file__).parent / "data/golden.json").read_text(encoding="utf-8"))["cats"]
-
-
-@pytest.fixture(scope="module")
-def toy(tmp_path_factory):
-    made = tmp_path_factory.mktemp("toys")
-
-    @cache
-    def of(name: str) -> Path:
-        save_toy(TOYS[name], made / name, auto=auto(name))
-        return made / name
-
-    return of
 
 
 def request(path: Path, dtype: str) -> Run:

@@ -26,8 +26,7 @@ from gptcli.trace import shapes
 from tests import test_families_seq2seq as seq2seq
 from tests.command import gptcli as run
 from tests.command import strict
-from tests.oracle import save_toy
-from tests.test_trace_families import IDS, SOURCE_IDS, TOYS, attentions, auto
+from tests.test_trace_families import IDS, SOURCE_IDS, attentions
 from tests.toys import fed as inputs_of
 from tests.toys import shrunk
 
@@ -46,18 +45,6 @@ def words_of(name: str) -> list[str]:
     return [*FED, *source]
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    made = tmp_path_factory.mktemp("toys")
-
-    @cache
-    def of(name: str) -> Path:
-        save_toy(TOYS[name], made / name, auto=auto(name))
-        return made / name
-
-    return of
-
-
 @cache
 def held(path: Path, dtype: str, source: bool) -> dict[str, torch.Tensor]:
     return gptcli.open(path, dtype=dtype).activations(IDS, "*", source=SOURCE_IDS if source else None)
@@ -65,9 +52,9 @@ def held(path: Path, dtype: str, source: bool) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("dtype", ["f32", "bf16", "f64"])
 @pytest.mark.parametrize("name", SAMPLE)
-def test_the_file_holds_what_a_recorder_keeps(name, dtype, folder, tmp_path):
+def test_the_file_holds_what_a_recorder_keeps(name, dtype, toy, tmp_path):
     """Every activation in its own type and shape, read by the format's own library in one line."""
-    path, file = folder(name), tmp_path / "all.safetensors"
+    path, file = toy(name), tmp_path / "all.safetensors"
     ran = run("trace", "-m", path, *words_of(name), "--dtype", dtype, "--at", "*", "-o", file, "--json")
     assert ran.status == 0, ran
     expected = held(path, dtype, name in seq2seq.CASES)
@@ -89,8 +76,8 @@ def test_the_file_holds_what_a_recorder_keeps(name, dtype, folder, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["gpt2", "marian"])
-def test_what_the_file_says_of_itself(name, folder, tmp_path):
-    path, file = folder(name), tmp_path / "x.safetensors"
+def test_what_the_file_says_of_itself(name, toy, tmp_path):
+    path, file = toy(name), tmp_path / "x.safetensors"
     words = ["trace", "-m", path, *words_of(name), "--dtype", "f32", "-o", file]
     assert run(*words, "--at", "layers.*.resid_post", "--at", "embed").status == 0
     with safe_open(file, "pt") as opened:
@@ -109,14 +96,14 @@ def test_what_the_file_says_of_itself(name, folder, tmp_path):
     assert size % 8 == 0
 
 
-def test_the_digest_tells_weights_apart(folder, tmp_path):
+def test_the_digest_tells_weights_apart(toy, tmp_path):
     def digest(*words: object) -> str:
         ran = run("trace", *words, "--ids", "1,2", "--at", "layers.0.resid_post", "-o", tmp_path / "d.safetensors",
                   "--force", "--json")  # fmt: skip
         assert ran.status == 0, ran
         return ran.json["digest"]
 
-    path = folder("gpt2")
+    path = toy("gpt2")
     mine = digest("-m", path)
     assert digest("-m", path) == mine
     tensors = load_file(path / "model.safetensors")
@@ -143,8 +130,8 @@ def without(report: dict) -> dict:
 
 
 @pytest.mark.parametrize("name", SAMPLE)
-def test_a_walk_from_a_file_is_the_walk_of_the_run(name, folder, tmp_path):
-    path, file = folder(name), tmp_path / "x.safetensors"
+def test_a_walk_from_a_file_is_the_walk_of_the_run(name, toy, tmp_path):
+    path, file = toy(name), tmp_path / "x.safetensors"
     model = ["trace", "-m", path, *words_of(name)]
     assert run(*model, "--at", "*", "-o", file, "-q").out == f"{file}\n"
     for attention in attentions(name):
@@ -172,8 +159,8 @@ def close(one: dict, other: dict) -> None:
 
 
 @pytest.mark.parametrize("name", ["llama", "marian"])
-def test_one_activation_and_the_list_from_a_file(name, folder, tmp_path):
-    path, file = folder(name), tmp_path / "x.safetensors"
+def test_one_activation_and_the_list_from_a_file(name, toy, tmp_path):
+    path, file = toy(name), tmp_path / "x.safetensors"
     model = ["trace", "-m", path, *words_of(name)]
     at = ["layers.1.mlp.act", "logits", "layers.0.attn.pattern"]
     at += ["encoder.layers.0.attn.k", "layers.0.cross.pattern"] if name == "marian" else []
@@ -223,11 +210,11 @@ def test_a_map_from_a_file(tmp_path):
     assert drawn == [line for line in again.splitlines()[1:] if "proof" not in line]
 
 
-def test_texts_of_different_lengths_keep_their_batch_axis(folder, tmp_path):
+def test_texts_of_different_lengths_keep_their_batch_axis(toy, tmp_path):
     file = tmp_path / "x.safetensors"
-    words = ["trace", "-m", folder("gpt2"), "--ids", "[[5,17,3],[60,22]]"]
+    words = ["trace", "-m", toy("gpt2"), "--ids", "[[5,17,3],[60,22]]"]
     assert run(*words, "--at", "*", "-o", file).status == 0
-    model = open_model(str(folder("gpt2")))
+    model = open_model(str(toy("gpt2")))
     from gptcli.trace import Recorder
 
     recorder = Recorder("*")
@@ -264,8 +251,8 @@ def test_writing_changes_no_bit_and_holds_some_queries_at_a_time(name, tmp_path,
     assert set(queries) <= {4, 3, 1} and {4, 1} <= set(queries)  # 9 are 4, 4 and 1; 11 are 4, 4 and 3
 
 
-def test_an_array_of_one_activation(folder, tmp_path):
-    path = folder("gpt2")
+def test_an_array_of_one_activation(toy, tmp_path):
+    path = toy("gpt2")
     for dtype, kind in (("f32", "float32"), ("f64", "float64"), ("bf16", "float32")):
         file = tmp_path / f"{dtype}.npy"
         words = ["trace", "-m", path, *FED, "--dtype", dtype]
@@ -279,10 +266,10 @@ def test_an_array_of_one_activation(folder, tmp_path):
     assert ran.status == 2 and "one array, and 3 activations" in ran.err
 
 
-def test_an_edited_run_in_a_file_says_so(folder, tmp_path):
+def test_an_edited_run_in_a_file_says_so(toy, tmp_path):
     file = tmp_path / "x.safetensors"
     words = ["--set", "layers.0.attn.pattern[1,7,2]=0.5", "--ablate", "L0H2"]
-    ran = run("trace", "-m", folder("gpt2"), *FED, *words, "--at", "*", "-o", file)
+    ran = run("trace", "-m", toy("gpt2"), *FED, *words, "--at", "*", "-o", file)
     assert ran.status == 0, ran
     found = load_file(file)
     assert found["layers.0.attn.pattern"][0, 1, 7, 2] == 0.5 and not found["layers.0.attn.z"][0, 2].any()
@@ -292,9 +279,9 @@ def test_an_edited_run_in_a_file_says_so(folder, tmp_path):
     assert "all heads' z" in again.out and "then --ablate L0H2" in again.out
 
 
-def test_a_file_appears_whole_or_not_at_all(folder, tmp_path, monkeypatch):
+def test_a_file_appears_whole_or_not_at_all(toy, tmp_path, monkeypatch):
     file = tmp_path / "x.safetensors"
-    ran = run("trace", "-m", folder("gpt2"), "--ids", ",".join(["1"] * 65), "--at", "*", "-o", file)
+    ran = run("trace", "-m", toy("gpt2"), "--ids", ",".join(["1"] * 65), "--at", "*", "-o", file)
     assert ran.status == 2 and not list(tmp_path.iterdir())
     words = ["trace", "--at", "embed", "-o", file]
     assert run(*words).status == 0
@@ -441,7 +428,7 @@ def test_numbers_of_a_file_that_are_not_finite_are_a_finding(tmp_path):
         assert ran.status == 1 and ran.json["findings"][0]["code"] == "not-finite", ran
 
 
-def test_a_file_says_what_a_terminal_may_see(tmp_path, folder):
+def test_a_file_says_what_a_terminal_may_see(tmp_path, toy):
     """Names in a file are somebody else's: nothing of them reaches a terminal as it is."""
     file = tmp_path / "x.safetensors"
     run("trace", "--at", "*", "-o", file)

@@ -2,7 +2,6 @@
 
 import json
 from contextlib import nullcontext
-from functools import cache
 from pathlib import Path
 
 import pytest
@@ -18,22 +17,9 @@ from gptcli.run import Run
 from gptcli.source import open_model
 from gptcli.trace import Recorder, Selection, Silent, points
 from tests.command import gptcli
-from tests.oracle import save_toy
-from tests.test_trace_families import IDS, SOURCE_IDS, TOYS, auto, fed
+from tests.test_trace_families import IDS, SOURCE_IDS, TOYS, fed
 
 every_toy = pytest.mark.parametrize("name", TOYS)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    made = tmp_path_factory.mktemp("toys")
-
-    @cache
-    def of(name: str) -> Path:
-        save_toy(TOYS[name], made / name, auto=auto(name))
-        return made / name
-
-    return of
 
 
 def sides(path: Path, dtype: str, ids: tuple[int, ...] = tuple(IDS)) -> tuple[Run, Reference]:
@@ -69,8 +55,8 @@ LACKING = {
 
 
 @every_toy
-def test_every_activation_is_our_own_in_float64(name, folder):
-    run, reference = sides(folder(name), "float64")
+def test_every_activation_is_our_own_in_float64(name, toy):
+    run, reference = sides(toy(name), "float64")
     ours, theirs = recorded(run), recorded(reference.exact())
     lacking = {Place.of(path).name for path in ours.keys() - theirs.keys()} - BESIDE
     assert lacking == LACKING.get(name, set())
@@ -84,9 +70,9 @@ def test_every_activation_is_our_own_in_float64(name, folder):
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "gemma2", "gpt_oss", "mixtral", "stablelm", "bert", "t5", "marian"])
-def test_in_its_own_type_beside_ours_and_both_in_float64(name, folder):
+def test_in_its_own_type_beside_ours_and_both_in_float64(name, toy):
     """Four runs at once, as a comparison has them; each sees the types that it names, and none another's."""
-    run, reference = sides(folder(name), "float32")
+    run, reference = sides(toy(name), "float32")
     four = [run, reference, run.exact(), reference.exact()]
     far = {}
 
@@ -108,10 +94,10 @@ def state(reference: Reference) -> tuple:
     return torch.get_default_dtype(), torch.FloatTensor, modeling_llama.eager_attention_forward, hooks
 
 
-def test_without_the_casts_lifted_a_right_model_looks_wrong(folder, monkeypatch):
+def test_without_the_casts_lifted_a_right_model_looks_wrong(toy, monkeypatch):
     """What the library keeps in float32 of a run in float64 (norms, softmax, angles) is far from rounding."""
     monkeypatch.setattr("gptcli.model.lifted.in_float64", nullcontext)
-    run, reference = sides(folder("llama"), "float64")
+    run, reference = sides(toy("llama"), "float64")
     assert gap(run.forward("all"), reference.forward("all")) > 1e-8
 
 
@@ -128,8 +114,8 @@ class Stop(Silent):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_everything_is_as_it_was_after_a_run_and_after_a_failure(dtype, folder):
-    reference = sides(folder("llama"), dtype)[1]
+def test_everything_is_as_it_was_after_a_run_and_after_a_failure(dtype, toy):
+    reference = sides(toy("llama"), dtype)[1]
     before = state(reference)
     assert before[:2] == (torch.float32, torch.FloatTensor) and before[3] == 0
     seen = []
@@ -150,31 +136,31 @@ def test_everything_is_as_it_was_after_a_run_and_after_a_failure(dtype, folder):
     assert state(reference) == before
 
 
-def test_the_pattern_is_shown_in_the_parts_that_are_asked_for(folder):
-    run, reference = sides(folder("llama"), "float64")
+def test_the_pattern_is_shown_in_the_parts_that_are_asked_for(toy):
+    run, reference = sides(toy("llama"), "float64")
     part = Recorder("*.pattern", select=Selection(slice(1, 2), slice(-1, None)))
     reference.forward("all", part)
     assert gap(recorded(run)["layers.1.attn.pattern"][:, 1:2, -1:], part.kept["layers.1.attn.pattern"]) < 1e-9
 
 
-def test_as_many_heads_as_positions(folder):
+def test_as_many_heads_as_positions(toy):
     """The library's q_norm may give either first, and its shape doesn't tell: it isn't shown, and all else is right."""
-    run, reference = sides(folder("qwen3"), "float64", tuple(IDS[:4]))
+    run, reference = sides(toy("qwen3"), "float64", tuple(IDS[:4]))
     ours, theirs = recorded(run), recorded(reference)
     assert run.model.spec.attention.n_heads == 4
     assert "layers.0.attn.q_norm" not in theirs and {"layers.0.attn.k_norm", "layers.0.attn.q_rot"} <= theirs.keys()
     assert all(gap(ours[path], x) < 1e-9 for path, x in theirs.items())
 
 
-def test_logits_of_the_last_position(folder):
-    reference = sides(folder("gpt2"), "float32")[1]
+def test_logits_of_the_last_position(toy):
+    reference = sides(toy("gpt2"), "float32")[1]
     everything, last = reference.forward("all"), reference.forward("last")
     assert last.shape == (1, 1, 97) and torch.equal(last, everything[:, -1:])
     assert "run by transformers 5" in reference.facts().source and reference.facts().dtype == "float32"
 
 
-def test_several_texts_of_one_length(folder):
-    model = open_model(str(folder("llama")))
+def test_several_texts_of_one_length(toy):
+    model = open_model(str(toy("llama")))
     ids = [IDS, IDS[::-1]]
     ours, theirs = recorded(Run(model, ids, "float64")), recorded(Reference(model, ids, "float64"))
     assert theirs["logits"].shape == (2, 8, 97)
@@ -183,8 +169,8 @@ def test_several_texts_of_one_length(folder):
         Reference(model, [IDS, IDS[1:]], "float64")
 
 
-def test_segments_reach_the_library(folder):
-    model, parts = open_model(str(folder("bert"))), [[0, 0, 0, 1, 1, 1, 1, 1]]
+def test_segments_reach_the_library(toy):
+    model, parts = open_model(str(toy("bert"))), [[0, 0, 0, 1, 1, 1, 1, 1]]
     ours = recorded(Run(model, [IDS], "float64", segments=parts))
     theirs = recorded(Reference(model, [IDS], "float64", segments=parts))
     plain = recorded(Reference(model, [IDS], "float64"))
@@ -192,26 +178,26 @@ def test_segments_reach_the_library(folder):
     assert gap(ours["logits"], theirs["logits"]) < 1e-9
 
 
-def test_what_it_can_not_run_is_said(folder, monkeypatch, tmp_path):
+def test_what_it_can_not_run_is_said(toy, monkeypatch, tmp_path):
     with pytest.raises(GptcliError, match=r"gpt2-small \(shipped\) is no directory with weights and a config.json"):
         Reference(open_model("gpt2-small"), [IDS])
     with pytest.raises(GptcliError, match="is no directory with weights"):
-        Reference(open_model(str(folder("gpt2") / "model.safetensors")), [IDS])
+        Reference(open_model(str(toy("gpt2") / "model.safetensors")), [IDS])
     # A wrapper's prefix, which the library doesn't take off: it would run random weights.
-    (tmp_path / "config.json").write_text((folder("llama") / "config.json").read_text())
-    tensors = load_file(folder("llama") / "model.safetensors")
+    (tmp_path / "config.json").write_text((toy("llama") / "config.json").read_text())
+    tensors = load_file(toy("llama") / "model.safetensors")
     wrapped = {f"_orig_mod.{name}": x for name, x in tensors.items()}
     save_file(wrapped, tmp_path / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(GptcliError, match=r"it misses \S+\.weight in"):
         Reference(open_model(str(tmp_path)), [IDS]).forward("all")
     monkeypatch.setattr("gptcli.diff.reference.find_spec", lambda name: None)
     with pytest.raises(GptcliError, match="it is not installed; pip install transformers"):
-        Reference(open_model(str(folder("gpt2"))), [IDS])
+        Reference(open_model(str(toy("gpt2"))), [IDS])
 
 
-def test_code_beside_the_weights_is_not_run(folder, tmp_path):
+def test_code_beside_the_weights_is_not_run(toy, tmp_path):
     """A directory may name classes of its own, in a file beside the weights."""
-    tensors, source = load_file(folder("gpt2") / "model.safetensors"), folder("gpt2") / "config.json"
+    tensors, source = load_file(toy("gpt2") / "model.safetensors"), toy("gpt2") / "config.json"
     own = {"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Model"}
     (tmp_path / "config.json").write_text(json.dumps(json.loads(source.read_text()) | {"auto_map": own}))
     (tmp_path / "own.py").write_text(f"import pathlib\npathlib.Path({str(tmp_path / 'ran')!r}).touch()\n")
@@ -223,9 +209,9 @@ def test_code_beside_the_weights_is_not_run(folder, tmp_path):
 
 
 @every_toy
-def test_every_family_is_the_same_for_the_command(name, folder):
+def test_every_family_is_the_same_for_the_command(name, toy):
     """In float32, whose rounding both sides' float64 tells from a bug: the library's casts would look like one."""
-    ran = gptcli("diff", folder(name), "--reference", "transformers", *fed(name), "--dtype", "f32", "--json")
+    ran = gptcli("diff", toy(name), "--reference", "transformers", *fed(name), "--dtype", "f32", "--json")
     assert ran.status == 0, ran.err
     assert ran.json["verdict"] in ("identical", "rounding"), ran.json["parted"]
     compared = {one["path"] for one in ran.json["activations"]}

@@ -277,6 +277,54 @@ def test_weights_that_are_edited_are_those_that_a_walk_shows(plain):
     assert "then" not in steps["attn_out"]["formula"]
 
 
+# An edit, the step that it is about, and the heads, key/value heads and queries whose numbers it writes.
+WRITES = [
+    ("--ablate L0H1", "attn.z", lambda head, kv, query: head == 1),
+    ("--ablate L0H1 --position 5", "attn.z", lambda head, kv, query: (head, query) == (1, 5)),
+    ("--set layers.0.attn.q[2,:,3]=1", "attn.q", lambda head, kv, query: head == 2),
+    ("--set layers.0.attn.v[1,6]=1", "attn.v", lambda head, kv, query: (kv, query) == (1, 6)),
+    ("--set layers.0.attn_out[6]=1", "attn_out", lambda head, kv, query: query == 6),
+    ("--set layers.0.resid_mid=1", "resid_mid", lambda head, kv, query: True),
+]
+
+
+@pytest.mark.parametrize(("words", "label", "writes"), WRITES, ids=[words for words, *_ in WRITES])
+def test_a_step_names_an_edit_where_it_wrote_what_is_shown(plain, words, label, writes, tmp_path):
+    """In a run and in its file: where its numbers are others than those of the run as it is."""
+    said, edit = words.partition(" --position")[0], words.split()
+    whole, all_heads = ("trace", "-m", plain, *FED), ("--layer", "1", "--head", "all", "--json")
+    walks = []
+    for edits in ((), edit):
+        file = tmp_path / f"{len(edits)}.safetensors"
+        assert run(*whole, *edits, "--at", "*", "-o", file).status == 0
+        walks.append(run("trace", "--from", file, "--position", "all", *all_heads).json["walks"])
+    named = {}
+    for before, walk in zip(*walks):
+        at = walk["head"], walk["kv_head"], walk["position"]
+        one, other = (next(s for s in w["before"] + w["after"] if s["label"] == label) for w in (before, walk))
+        assert (one["values"] != other["values"]) == writes(*at), at
+        named[at] = f", then {said}" in other["formula"]
+        assert named[at] == writes(*at), at
+    assert len(named) == 4 * len(IDS)
+    for walk in run(*whole, *edit, *all_heads).json["walks"]:
+        step = next(s for s in walk["before"] + walk["after"] if s["label"] == label)
+        assert (f", then {said}" in step["formula"]) == named[walk["head"], walk["kv_head"], walk["position"]]
+
+
+def test_a_walk_names_the_edits_of_what_its_keys_are_shown_by(plain, tmp_path):
+    """Other heads' edits are told where all heads stand side by side; other queries' nowhere."""
+    words = ("--set", "layers.0.attn.v[1,6]=1", "--set", "layers.0.attn.pattern[1,7,2]=0.5", "--ablate", "L0H3")
+    ran = run("trace", "-m", plain, *FED, *words, "--at", "*", "-o", tmp_path / "x.safetensors")
+    assert ran.status == 0, ran
+    shown = ("--layer", "1", "--head", "all", "--position", "all", "--json")
+    v, pattern = "attn.v: --set layers.0.attn.v[1,6]=1", "attn.pattern: --set layers.0.attn.pattern[1,7,2]=0.5"
+    for walk in run("trace", "--from", tmp_path / "x.safetensors", *shown).json["walks"]:
+        head, kv, query = walk["head"], walk["kv_head"], walk["position"]
+        assert walk["edited"] == [v] * (kv == 1) + [pattern] * ((head, query) == (1, 7))
+        merged = next(step for step in walk["after"] if step["label"] == "merged")["formula"]
+        assert merged == "all heads' z, side by side" + ", then --ablate L0H3" * (head != 3)
+
+
 @pytest.mark.parametrize("name", shipped.configs())
 def test_an_editor_that_edits_one_layer_leaves_the_others_on_the_fused_kernel(name, monkeypatch):
     """Bit for bit: everything before the edited layer, and everything where nothing is edited."""

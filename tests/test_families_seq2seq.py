@@ -3,6 +3,7 @@
 import io
 import json
 import random
+import re
 import tempfile
 from functools import cache
 from pathlib import Path
@@ -37,6 +38,7 @@ from gptcli.spec import Relative
 from gptcli.tokens import Rule, from_files, visible
 from gptcli.tokens.files import Library, NumberedSentences, Sentences
 from gptcli.trace import Recorder, points
+from tests.command import gptcli
 from tests.oracle import CPU, Noted, assert_near, in_float64, save_toy
 
 # The library only recommends it; nothing that it does here calls for it.
@@ -401,13 +403,56 @@ def test_general_words_are_the_encoder_s():
     assert read({words.get(key, key): value for key, value in config.items()}).spec == read(config).spec
 
 
-@pytest.mark.parametrize("kind", SMALL)
+@pytest.mark.parametrize("kind", ["marian", "bart"])
 @pytest.mark.parametrize("lengths", [(41, 5), (5, 41)])
 def test_no_more_tokens_than_the_context_holds(kind, lengths):
-    spec = read(small(kind, {"n_positions": 40} if kind == "t5" else None)).spec
+    spec = read(small(kind)).spec
     text, source = (torch.zeros(1, length, dtype=torch.long) for length in lengths)
     with pytest.raises(GptcliError, match="41 tokens are more than the context of 40"):
         forward(Inputs(text, source=Inputs(source)), Weights({}), spec)
+
+
+SHORT = small("t5", {"n_positions": 12})
+
+
+@pytest.mark.parametrize("lengths", [(31, 5), (5, 31), (24, 17)])
+def test_a_context_that_no_table_ends_bounds_nothing(lengths, tmp_path):
+    """Texts and sources beyond n_positions, and beyond the distance from which on all share a bucket (10)."""
+    theirs = saved(SHORT, tmp_path)
+    inputs = fed(open_model(str(tmp_path)), lengths=lengths)
+    with in_float64():
+        expected = run_theirs(theirs, inputs).logits
+    assert_near(logits_of(tmp_path, inputs), expected, 1e-9)
+
+
+def test_a_context_that_bounds_nothing_is_told_as_the_config_has_it(tmp_path):
+    saved(SHORT, tmp_path)
+    [told] = gptcli("inspect", tmp_path, "--json").json["checkpoints"]
+    assert told["spec"]["context_length"] == told["spec"]["encoder"]["context_length"] == 12
+    assert "relative positions in 8 buckets, context 12" in told["summary"]
+
+
+READS_LENGTHS = [
+    *("params --seq-len 13", "params --seq-len 5 --source-len 13", "params --seq-len 12", "params --memory 1MiB"),
+    "lab heads --tokens 13 --source-tokens 14",
+]
+
+
+@pytest.mark.parametrize("words", READS_LENGTHS)
+def test_what_costs_are_counted_for_ends_at_no_context_either(words, tmp_path):
+    """The context is no size of such a model: all is as in a model whose config has a longer one."""
+    found = []
+    for name, positions in (("short", 12), ("long", 1000)):
+        saved(SHORT | {"n_positions": positions}, tmp_path / name)
+        command, options = re.fullmatch("([a-z ]+) (--.*)", words).groups()
+        ran = gptcli(*command.split(), tmp_path / name, *options.split(), "--json")
+        found.append(ran.json | {"model": None})
+    assert found[0] == found[1]
+
+
+def test_bench_runs_a_text_beyond_such_a_context(tmp_path):
+    saved(SHORT, tmp_path)
+    assert gptcli("bench", tmp_path, "--seq-len", "20", "--repeat", "1", "--json").json["tokens"] == 20
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -419,6 +419,16 @@ def test_mistakes_are_one_line(words, said):
     assert said in ran.err
 
 
+def test_more_is_repeated_than_a_context_that_bounds_nothing(tmp_path):
+    """Distances tell positions, and all far ones share a bucket."""
+    for kind, status in (("{kind: rope}", 2), ("{kind: relative, buckets: 8, max_distance: 10}", 0)):
+        config = TOY.replace("{kind: rope}", kind).replace("MORE", "")
+        (tmp_path / "toy.yaml").write_text(config.replace("context_length: 64", "context_length: 8"))
+        ran = run("heads", "-c", tmp_path / "toy.yaml", "--repeat", "10", "--json")
+        assert ran.status == status, ran
+    assert [len(text) for text in ran.json["tokens"]] == [20]
+
+
 def test_the_definitions_stand_in_the_help():
     shown = " ".join(run("heads", "--help").out.split())
     for said in ("the token before", "token 0", "latest earlier occurrence", "two keys or more", "in positions"):

@@ -620,6 +620,13 @@ lm_head: {tied: true}
 """
 
 
+def test_more_words_take_a_route_than_a_context_that_bounds_nothing(tmp_path):
+    config = MIXED.replace("64", "3").replace("position: none", "position: {kind: relative, buckets: 8}")
+    (tmp_path / "far.yaml").write_text(config)
+    [route] = routes_report(["a", "b", "c", "d"], [], [str(tmp_path / "far.yaml")]).routes
+    assert route.route == "decoder-only" and len(route.masks[0].seen) == 4
+
+
 def test_layers_that_differ_are_counted_each(tmp_path):
     (tmp_path / "mixed.yaml").write_text(MIXED)
     report = heads(str(tmp_path / "mixed.yaml"), tokens=10, dtype="f32")

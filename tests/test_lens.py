@@ -8,7 +8,6 @@ import json
 import math
 import re
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 
 import pytest
@@ -32,18 +31,6 @@ from tests.toys import shrunk
 SHIPPED = {name: read_config(path).spec for name, path in shipped.configs().items()}
 WITH_HEAD = [name for name in TOYS if not name.endswith("no head")]
 DTYPES = ("float32", "bfloat16", "float64")
-
-
-@pytest.fixture(scope="module")
-def toy(tmp_path_factory):
-    made = tmp_path_factory.mktemp("toys")
-
-    @cache
-    def of(name: str) -> Path:
-        save_toy(TOYS[name], made / name, auto=auto(name))
-        return made / name
-
-    return of
 
 
 def request(model: Model, dtype: str, ids: list[int] = IDS) -> Run:

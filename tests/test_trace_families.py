@@ -26,7 +26,6 @@ from tests import test_families_llama as llama
 from tests import test_families_others as others
 from tests import test_families_seq2seq as seq2seq
 from tests.command import gptcli as run
-from tests.oracle import save_toy
 
 TOYS = {
     **{kind: gpt.small(kind) for kind in gpt.SMALL},
@@ -75,18 +74,6 @@ def fed(name: str, ids: str = FED) -> list[str]:
 
 def attentions(name: str) -> list[str]:
     return ["self", "cross", "encoder"] if name in seq2seq.CASES else ["self"]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    made = tmp_path_factory.mktemp("toys")
-
-    @cache
-    def of(name: str) -> Path:
-        save_toy(TOYS[name], made / name, auto=auto(name))
-        return made / name
-
-    return of
 
 
 def walks_of(path: Path, *words: str) -> dict:
@@ -283,9 +270,9 @@ def recorded(model: Opened) -> dict[str, torch.Tensor]:
     return model.activations(IDS, "*", source=None if model.spec.encoder is None else SOURCE_IDS)
 
 
-def test_one_walk_read_by_hand(folder):
+def test_one_walk_read_by_hand(toy):
     """The reader above must not pass whatever it is given: one wrong formula of each kind is noticed."""
-    model = gptcli.open(folder("gptj"), dtype="float64")
+    model = gptcli.open(toy("gptj"), dtype="float64")
     reading = Reading(model, 0, 1, 7)
     x = recorded(model)
     above = x["layers.0.resid_pre"][0, 7]
@@ -307,9 +294,9 @@ def test_one_walk_read_by_hand(folder):
 
 
 @every_toy
-def test_every_formula_gives_its_numbers(name, folder):
+def test_every_formula_gives_its_numbers(name, toy):
     """In float64, in every layer and kind of attention: of the last head at one position, of the first at another."""
-    path = folder(name)
+    path = toy(name)
     model = gptcli.open(path, dtype="float64")
     for attention in attentions(name):
         stack = model.spec.encoder if attention == "encoder" else model.spec
@@ -375,8 +362,8 @@ def check_keys(walk: dict, reading: Reading) -> None:
 
 
 @every_toy
-def test_the_list_is_what_is_recorded(name, folder):
-    path = folder(name)
+def test_the_list_is_what_is_recorded(name, toy):
+    path = toy(name)
     ran = run("trace", "-m", path, *fed(name), "--list", "--json")
     assert ran.status == 0
     listed = [(point["path"], point["shape"]) for point in ran.json["points"]]
@@ -384,7 +371,7 @@ def test_the_list_is_what_is_recorded(name, folder):
     assert listed == [(path, list(x.shape)) for path, x in recorded(model).items()]
 
 
-def test_at_shows_every_point_in_the_shape_that_the_list_says(folder):
+def test_at_shows_every_point_in_the_shape_that_the_list_says(toy):
     """Every name that any model has, on the first of these that has it.
 
     No encoder or cross attention of a known family has every part that a decoder may have (rotation beside a cross
@@ -394,7 +381,7 @@ def test_at_shows_every_point_in_the_shape_that_the_list_says(folder):
     for name in TOYS:
         if not missing:
             break
-        path, model = folder(name), gptcli.open(folder(name))
+        path, model = toy(name), gptcli.open(toy(name))
         points = run("trace", "-m", path, *fed(name), "--list", "--json").json["points"]
         for point in points:
             general = re.sub(r"^(encoder\.)?layers\.\d+", r"\1layers.#", point["path"])
@@ -412,9 +399,9 @@ def test_at_shows_every_point_in_the_shape_that_the_list_says(folder):
 
 
 @every_toy
-def test_all_heads_layers_and_positions_in_bfloat16(name, folder):
+def test_all_heads_layers_and_positions_in_bfloat16(name, toy):
     """A walk for each, in order; the proof holds in half precision as well."""
-    path = folder(name)
+    path = toy(name)
     spec = gptcli.open(path).spec
     heads = range(spec.attention.n_heads)
     report = run("trace", "-m", path, *fed(name, "5,17,3"), "--layer", "all", "--head", "all", "--position", "all",
@@ -424,17 +411,17 @@ def test_all_heads_layers_and_positions_in_bfloat16(name, folder):
     assert walks == [(layer, head, query) for layer in range(spec.n_layers) for head in heads for query in range(3)]
 
 
-def test_what_a_person_sees_of_a_cap_a_window_a_sink_and_shared_heads(folder):
+def test_what_a_person_sees_of_a_cap_a_window_a_sink_and_shared_heads(toy):
     words = ["--ids", FED, "--layer", "1", "--head", "3"]
-    shown = run("trace", "-m", folder("gemma2"), *words).out
+    shown = run("trace", "-m", toy("gemma2"), *words).out
     assert "· kv head 1 ·" in shown and "score = 2·tanh(q·k·0.377964/2) · a window of 6 keys" in shown
-    shown = run("trace", "-m", folder("gpt_oss"), *words).out
+    shown = run("trace", "-m", toy("gpt_oss"), *words).out
     assert "a window of 5 keys · the softmax has a sink beside the keys" in shown
     assert re.search(r"^sink +0\.\d+$", shown, re.M) and re.search(r"^sum +1\.0000 +\d", shown, re.M)
-    shown = run("trace", "-m", folder("gpt_oss"), *words[:2], "--at", "layers.0.attn.sink").out
+    shown = run("trace", "-m", toy("gpt_oss"), *words[:2], "--at", "layers.0.attn.sink").out
     assert re.findall(r"^(\S+ \S+) +0\.\d+ ", shown, re.M) == [f"head {i}" for i in range(4)]
-    assert "a window of 4 keys to each side" in run("trace", "-m", folder("gemma3_text, both ways"), *words).out
-    shown = run("trace", "-m", folder("gpt2"), *words).out
+    assert "a window of 4 keys to each side" in run("trace", "-m", toy("gemma3_text, both ways"), *words).out
+    shown = run("trace", "-m", toy("gpt2"), *words).out
     assert "kv head" not in shown and "score =" not in shown and "window" not in shown and "sink" not in shown
 
 
@@ -478,10 +465,10 @@ def test_layers_of_different_numbers_of_heads(number, tmp_path):
 
 
 @every_toy
-def test_every_sign_has_a_look_alike_in_ascii(name, folder):
+def test_every_sign_has_a_look_alike_in_ascii(name, toy):
     for attention in attentions(name):
         words = ["--layer", "all", "--attention", attention]
-        shown = run("trace", "-m", folder(name), *fed(name, "5,17"), *words, encoding="ascii").out
+        shown = run("trace", "-m", toy(name), *fed(name, "5,17"), *words, encoding="ascii").out
     assert "\\x" not in shown and "\\u" not in shown
 
 
@@ -500,12 +487,10 @@ def test_the_proof_of_a_long_text_allows_for_sums_that_cancel(sinks, tmp_path):
 
 
 @every_toy
-def test_forward_shows_every_inner_stage(name, folder):
+def test_forward_shows_every_inner_stage(name, toy):
     """`--stages` opens all points but those that are computed on the side, in order of birth."""
-    ran = run("forward", "-m", str(folder(name)), *fed(name), "--stages", "--json")
+    ran = run("forward", "-m", str(toy(name)), *fed(name), "--stages", "--json")
     assert ran.status == 0, ran.err
     shown = [stage["path"] for stage in ran.json["stages"] if stage["path"]]
-    listed = [
-        point["path"] for point in run("trace", "-m", folder(name), *fed(name), "--list", "--json").json["points"]
-    ]
+    listed = [point["path"] for point in run("trace", "-m", toy(name), *fed(name), "--list", "--json").json["points"]]
     assert shown == [path for path in listed if not path.endswith((".scores", ".pattern", ".sink"))]

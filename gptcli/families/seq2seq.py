@@ -220,7 +220,7 @@ T5 = Family(
     },
     template={
         "vocab_size": Key("vocab_size"),
-        # No table ends it: it is the length of the texts that the models were trained on.
+        # No table ends at it: it is the length of the texts that the models were trained on.
         "context_length": Key("n_positions"),
         "hidden_size": Key("d_model"),
         "n_layers": Key("num_decoder_layers", lambda get: get("num_layers")),

@@ -19,10 +19,10 @@ def heads_report(model: Model, tokens: int | None, source_tokens: int | None, dt
     source_tokens: S of an encoder's text (None: as many as tokens). Raises GptcliError.
     """
     spec, name = model.spec, count.dtype_name(dtype, model.stored_dtype)
-    tokens = _fitting("--tokens", tokens, spec.context_length)
+    tokens = _fitting("--tokens", tokens, spec)
     require(spec.encoder is not None or source_tokens is None, "--source-tokens: no encoder reads them", "leave it out")
     if spec.encoder is not None:
-        source_tokens = _fitting("--source-tokens", source_tokens, spec.encoder.context_length)
+        source_tokens = _fitting("--source-tokens", source_tokens, spec.encoder)
     groups: dict[tuple, list[_Part]] = {}
     for part in _parts(spec, tokens, source_tokens):
         groups.setdefault((part.kind, part.spec.attention), []).append(part)
@@ -46,10 +46,12 @@ def heads_report(model: Model, tokens: int | None, source_tokens: int | None, dt
     )
 
 
-def _fitting(option: str, wanted: int | None, context: int) -> int:
+def _fitting(option: str, wanted: int | None, stack: Spec) -> int:
+    context = stack.context_length
     if wanted is None:
         return min(1024, context)
-    require(wanted <= context, f"{option} {wanted:,}: more than the context of {context:,}", "take fewer", "context")
+    too_many = f"{option} {wanted:,}: more than the context of {context:,}"
+    require(wanted <= stack.most_tokens, too_many, "take fewer", "context")
     return wanted
 
 

@@ -37,7 +37,7 @@ def routes_report(text: list[str], source: list[str], configs: list[str]) -> Rou
 def _route(model: Model, text: list[str], source: list[str]) -> Route:
     spec = model.spec
     for words, stack in ((text, spec), (source, spec.encoder)):
-        fits = stack is None or len(words) <= stack.context_length
+        fits = stack is None or len(words) <= stack.most_tokens
         require(fits, f"{model.shown}: {len(words)} words are more than its context", "give fewer", "context")
     masks, causal = list(_masks(spec, text, source)), _causal(spec)
     if spec.encoder is not None:

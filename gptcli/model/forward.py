@@ -75,7 +75,7 @@ def _check_text(inputs: Inputs, spec: Spec) -> None:
             what = f"one from 0 to {spec.n_segments - 1} for each of {ids.shape[1]} tokens"
             raise GptcliError("segments don't fit the text", f"give {what}", "inputs")
     longest = int(inputs.positions.max()) + 1
-    if longest > spec.context_length:
+    if longest > spec.most_tokens:
         raise GptcliError(
             f"{longest:,} tokens are more than the context of {spec.context_length:,}", "shorten the text", "context"
         )

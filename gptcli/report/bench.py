@@ -48,11 +48,12 @@ class BenchReport(Report):
 
 
 def bench_run(model: Model, tokens: int | None, batch: int, **how: object) -> Run:
-    """A run over texts of evenly spread ids. tokens None: LENGTH, or all that the model reads. Raises GptcliError."""
-    reads = min(model.spec.context_length, model.spec.encoder.context_length if model.spec.encoder else 10**9)
+    """A run over texts of evenly spread ids. tokens None: LENGTH, or the context if shorter. Raises GptcliError."""
+    stacks = [stack for stack in (model.spec, model.spec.encoder) if stack is not None]
+    reads = min(stack.most_tokens for stack in stacks)
     if tokens is not None and tokens > reads:
         raise GptcliError(f"--seq-len {tokens:,}: {model.shown} reads {reads:,}", "give a shorter one", "context")
-    length = min(LENGTH, reads) if tokens is None else tokens
+    length = min(LENGTH, *(stack.context_length for stack in stacks)) if tokens is None else tokens
 
     def texts(spec) -> list[list[int]]:
         return [[(7919 * (text + 1) + 104729 * i) % spec.vocab_size for i in range(length)] for text in range(batch)]

@@ -28,7 +28,7 @@ from gptcli.count import ITEM_BYTES
 from gptcli.errors import GptcliError
 from gptcli.names import Names
 from gptcli.report import ModelFacts, RunReport
-from gptcli.report.edits import Edited
+from gptcli.report.edits import At, Edited
 from gptcli.report.view import Attending, at_head, heads_of, layer_path, layers_of
 from gptcli.run import Run
 from gptcli.source import Model
@@ -280,7 +280,7 @@ class Replay(Run):
                     raise ValueError("the tokens are not those of the ids")
             super().__init__(model, ids, self._facts.dtype, "cpu", source=read or None, segments=segments)
             self._tokens, self._source = texts, source
-            self.edits = Edited([(said, list(paths)) for said, paths in made]) if made else None
+            self.edits = Edited([(said, _places(told)) for said, told in made]) if made else None
             self._check()
         except GptcliError as error:
             raise GptcliError(f"{self.said}: its metadata: {error.message}", "write it again", "file") from None
@@ -362,6 +362,11 @@ def _facts(told: dict[str, Any], path: Path) -> ModelFacts:
             raise TypeError(f"model.{name} is not {kind.__name__}")
     told = {name: getattr(facts, name) for name in known}
     return ModelFacts(**told | {"source": f"from the file {path.name}, traced from {facts.source}"})
+
+
+def _places(told: dict[str, list[int | None]] | list[str]) -> dict[str, At]:
+    """Where an edit touches each activation; a file that only names them means all of them."""
+    return {path: tuple(told[path]) if isinstance(told, dict) else () for path in told}
 
 
 def _texts(told: list[list[dict]]) -> list[list[Token]]:

@@ -4,6 +4,8 @@ Arithmetic over the Spec (count.py, memory.py). A FLOP is a multiplication or an
 bytes. A run is a forward pass over B texts of T tokens; where an encoder reads a source, of S tokens each.
 """
 
+import itertools
+import math
 from collections.abc import Callable, Iterator
 
 from gptcli import count
@@ -183,12 +185,12 @@ def _source(model: Model, workload: Workload) -> int:
     spec, tokens, source = model.spec, workload.tokens, workload.source_tokens
     if source is not None and spec.encoder is None:
         raise GptcliError(f"--source-len {source:,}: {model.shown} has no encoder", "leave it out", "inputs")
-    if tokens is not None and tokens > spec.context_length:
+    if tokens is not None and tokens > spec.most_tokens:
         said = f"--seq-len {tokens:,}: more than the context of {spec.context_length:,} that {model.shown} reads"
         raise GptcliError(said, "give a shorter one", "context")
     if spec.encoder is None:
         return 0
-    reads = spec.encoder.context_length
+    reads = spec.encoder.most_tokens
     if max(source or 0, tokens or 0 if source is None else 0) > reads:
         option = "--seq-len" if source is None else "--source-len"
         said = f"{option} {source or tokens:,}: more than the {reads:,} that the encoder of {model.shown} reads"
@@ -232,7 +234,7 @@ def _flops(spec: Spec, tokens: int, batch: int, source: int) -> Flops:
         later = None if one is None else sum(one.values())
         name = "all" if spec.lm_head is None else f"all, head on {HEADS[rows]}"
         sums.append(part(name, "", [whole - saved, sum(masked.values()) - saved, later]))
-    beyond = one is not None and tokens == spec.context_length
+    beyond = one is not None and tokens == spec.most_tokens
     return Flops(mask=_mask(spec, tokens), parts=parts, total=sums, next_beyond_context=beyond)
 
 
@@ -323,15 +325,16 @@ class _Run:
         return self.weights + self.cache_bytes(tokens, source) + activations
 
     def longest(self, rows: Rows, room: int, source: int | None) -> Longest:
-        """By halving, for what is needed grows with T."""
-        most = self.spec.context_length
+        """By halving, for what is needed grows with T; where no context ends it, from a T that doesn't fit."""
+        most = self.spec.most_tokens
         if self.spec.encoder is not None and source is None:
-            most = min(most, self.spec.encoder.context_length)
+            most = min(most, self.spec.encoder.most_tokens)
 
         def fits(tokens: int) -> bool:
             return self.needed(tokens, source, rows) <= room
 
-        tokens = most if fits(most) else _last(fits, most)
+        top = next(t for t in map((2).__pow__, itertools.count()) if not fits(t)) if most == math.inf else most
+        tokens = top if fits(top) else _last(fits, top)
         beyond = None if tokens == most else self.needed(tokens + 1, source, rows)
         return Longest(
             head=HEADS[rows],

@@ -25,7 +25,8 @@ class Share:
 @data
 class Devices:
     """One rank's share; its FLOPs for T tokens (the head on the last) and for one token more; bytes that it sends for
-    each token in the sums of partial products (`sums` of them), and for each position whose logits are gathered.
+    each token in the sums of partial products (`sums` of them), for each position whose logits are gathered, and for
+    each token of a source in the encoder's sums (None without an encoder).
 
     whole: what every rank computes by itself, and why; plan: shares of other numbers of ranks, up to the first that
     fits into `memory` bytes.
@@ -38,6 +39,8 @@ class Devices:
     sums: int
     sent: int
     gathered: int
+    source_sums: int | None
+    source_sent: int | None
     whole: list[str]
     plan: list[Share]
 
@@ -52,8 +55,7 @@ def devices_of(spec: Spec, ranks: int, tokens: int, batch: int, source: int, dty
         )
         return sum(count.flops_by_part(here, tokens, batch, True, 1, source, before).values()) - spared
 
-    sums, wide = _sums(spec, ranks), max(4, count.ITEM_BYTES[dtype])
-    others = ranks - 1
+    wide, encoder = max(4, count.ITEM_BYTES[dtype]), spec.encoder
     plan = []
     for number in _numbers(spec, ranks) if memory is not None else ():
         plan.append(_share(spec, number, tokens, batch, source, dtype, memory))
@@ -64,9 +66,11 @@ def devices_of(spec: Spec, ranks: int, tokens: int, batch: int, source: int, dty
         memory=memory,
         flops=flops(tokens),
         flops_next=flops(1, tokens),
-        sums=sums,
-        sent=2 * others * sums * spec.hidden_size * wide // ranks,
-        gathered=others * rows * wide if spec.lm_head is not None else 0,
+        sums=_sums(spec, ranks),
+        sent=_sent(spec, ranks, wide),
+        gathered=(ranks - 1) * rows * wide if spec.lm_head is not None else 0,
+        source_sums=None if encoder is None else _sums(encoder, ranks),
+        source_sent=None if encoder is None else _sent(encoder, ranks, wide),
         whole=whole(spec, ranks),
         plan=plan,
     )
@@ -100,10 +104,15 @@ def _share(spec: Spec, ranks: int, tokens: int, batch: int, source: int, dtype: 
     )
 
 
-def _sums(spec: Spec, ranks: int) -> int:
-    """Sums of partial products that one token goes through."""
+def _sent(stack: Spec, ranks: int, wide: int) -> int:
+    """Bytes that a rank of a ring sends in a stack's sums for one token, its numbers of `wide` bytes."""
+    return 2 * (ranks - 1) * _sums(stack, ranks) * stack.hidden_size * wide // ranks
+
+
+def _sums(stack: Spec, ranks: int) -> int:
+    """Sums of partial products that one token goes through in a stack."""
     total = 0
-    for here, layers in count.kinds(spec):
+    for here, layers in count.kinds(stack):
         a, cross, mlp = here.attention, here.cross, here.mlp
         each = splits(a, ranks) + (cross is not None and splits(cross, ranks))
         if isinstance(mlp, Dense):

@@ -6,7 +6,7 @@ touches nothing is an error: its result would be taken for an effect that is non
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -149,6 +149,11 @@ class Part(NamedTuple):
         return averaged(x, self.where, self.target.along) if mean else written(x, self.where, self.values)
 
     @property
+    def at(self) -> "At":
+        """Where, as numbers."""
+        return tuple(None if index == slice(None) else index for index in self.where)
+
+    @property
     def said(self) -> str:
         """Where, in words: `head 1, query 3`; empty for all of it."""
         words = {"H": "head", "G": "kv head", "D": "channel", "C": "channel", "F": "unit", "V": "id", "E": "expert"}
@@ -162,13 +167,17 @@ class Part(NamedTuple):
         return ", ".join(said)
 
 
+# A place in an activation, by axis, the batch first: an index, or None for all of it. Axes left out are meant whole.
+At = tuple[int | None, ...]
+
+
 class Edited:
-    """Edits that were made, in their order: each as it was asked for, and the activations that it names.
+    """Edits that were made, in their order: each as it was asked for, and where it touches the activations it names.
 
     notes: what a person should know of them.
     """
 
-    def __init__(self, made: Sequence[tuple[str, Sequence[str]]] = ()):
+    def __init__(self, made: Sequence[tuple[str, Mapping[str, At]]] = ()):
         self.made = list(made)
         self.notes: list[str] = []
 
@@ -177,9 +186,14 @@ class Edited:
         """Each as it was asked for."""
         return [said for said, _ in self.made]
 
-    def of(self, path: str) -> list[str]:
-        """The edits that name an activation."""
-        return [said for said, paths in self.made if path in paths]
+    def of(self, path: str, at: At = ()) -> list[str]:
+        """The edits that touch an activation at that place."""
+        return [said for said, places in self.made if path in places and _meet(places[path], at)]
+
+
+def _meet(a: At, b: At) -> bool:
+    """Have two places something in common?"""
+    return all(i is None or j is None or i == j for i, j in zip(a, b))
 
 
 class Edits(Edited):
@@ -206,7 +220,7 @@ class Edits(Edited):
         """One edit."""
         for part in parts:
             self.changes.setdefault(part.target.path, []).append(self._noting(len(self.made), said, part))
-        self.made.append((said, [part.target.path for part in parts]))
+        self.made.append((said, {part.target.path: part.at for part in parts}))
 
     def _noting(self, number: int, said: str, part: Part) -> Callable[[Any], Any]:
         def noted(x: "Tensor") -> "Tensor":
@@ -221,9 +235,10 @@ class Edits(Edited):
 
     def check(self) -> None:
         """Raises GptcliError where an edit changed no number of the pass."""
-        for number, (said, paths) in enumerate(self.made):
+        for number, (said, places) in enumerate(self.made):
             if not any(touched.changed for (edit, _), touched in self._touched.items() if edit == number):
-                named = paths[0] if len(paths) == 1 else f"{paths[0]} … {paths[-1]}"
+                first, *others = places
+                named = f"{first} … {others[-1]}" if others else first
                 raise GptcliError(f"{said}: touches nothing: {named} has these values already", "", "edit")
 
 

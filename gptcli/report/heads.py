@@ -185,12 +185,12 @@ def random_twice(model: Model, number: int, seed: int, rule: Rule = OWN_RULE) ->
     labels = model.labels
     known = [id_ for id_ in range(spec.vocab_size) if labels is None or labels.piece(id_) is not None]
     before, end = _marks(model, rule)
-    room = (spec.context_length - len(before) - len(end)) // 2
     if number > len(known):
         raise GptcliError(
             f"--repeat {number}: the vocabulary has {len(known):,} tokens", f"give {len(known):,} or fewer"
         )
-    if number > room:
+    if 2 * number + len(before) + len(end) > spec.most_tokens:
+        room = (spec.context_length - len(before) - len(end)) // 2
         what = f"--repeat {number}: twice as many are more than the context of {spec.context_length:,}"
         raise GptcliError(what, f"give {room:,} or fewer", "context")
     drawn = Random(seed).sample(known, number) * 2  # noqa: S311 - nothing secret

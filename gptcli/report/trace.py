@@ -73,7 +73,7 @@ class Walk:
     (encoder); n_layers: of this stack. score: how q·k becomes a score: scale multiplies it, softcap bounds it, where
     there is one. window: how many keys are seen at most (to each side, where not causal). sink: the weight that goes to
     no key, where the head has one; weights: the sum of all. heaviest: positions of the keys that weigh most (at most
-    HEAVIEST); rest_weight: what the others weigh. edited: what an edit changed of scores and weights.
+    HEAVIEST); rest_weight: what the others weigh. edited: what an edit changed of keys' vectors, scores and weights.
     """
 
     attention: Attending
@@ -189,7 +189,7 @@ class _Look(View):
             softcap=a.softcap,
             causal=a.causal,
             window=a.window,
-            edited=list(self.edited(layer)),
+            edited=list(self.edited(layer, head, query)),
             sink=sink,
             weights=math.fsum([sink or 0.0, *(key.weight for key in keys)]),
             heaviest=heaviest,
@@ -212,20 +212,25 @@ class _Look(View):
             name = path.removeprefix(f"{self.path(layer)}.")
             if name == path or name in aside or name.startswith(f"{other}."):
                 continue
-            x = tensor[0]
+            x, at = tensor[0], (query,)
             if x.ndim == 3:  # [H or G, T or S, D]
                 of_keys = re.fullmatch(r"\w+\.[kv](_.*)?", name)
-                x = x[self.kv_head(layer, head) if of_keys else head]
+                at = (self.kv_head(layer, head) if of_keys else head, query)
                 if of_keys and self.part == "cross":
                     continue  # there are as many as the source has tokens, and none is the query's
-            yield _step(path, name, ", then ".join((told[name], *self.edits(path))), x[query])
+            edits = self.edits(path, *at)
+            yield _step(path, name, ", then ".join((told[name], *edits)), x[at])
             if name == f"{self.part}.z":
-                yield _step(path, "merged", "all heads' z, side by side", tensor[0][:, query].flatten())
+                others = (edit for edit in self.edits(path, None, query) if edit not in edits)
+                formula = ", then ".join(("all heads' z, side by side", *others))
+                yield _step(path, "merged", formula, x[:, query].flatten())
 
-    def edited(self, layer: int) -> Iterator[str]:
-        """What edits did to scores and weights, in words."""
-        for name in ("scores", "pattern"):
-            if edits := self.edits(self.inner(layer, name)):
+    def edited(self, layer: int, head: int, query: int) -> Iterator[str]:
+        """What edits did to what a key is shown by: its vectors, its score, its weight, in words."""
+        kv = self.kv_head(layer, head)
+        vectors = dict.fromkeys(("k", "v", "k_norm", "k_rot"), (kv,))
+        for name, at in (vectors | dict.fromkeys(("scores", "pattern"), (head, query))).items():
+            if edits := self.edits(self.inner(layer, name), *at):
                 yield f"{self.part}.{name}: {', '.join(edits)}"
 
     def inside(self, head: int, query: int) -> tuple[int, int]:

@@ -113,9 +113,11 @@ class View:
                 what = f"--head {min(heads)}: layer {layer + 1} has {number} heads, counted from 0"
                 raise GptcliError(what, f"give 0 to {number - 1}, -1 or all" if len(layers) == 1 else "name the layer")
 
-    def edits(self, path: str) -> list[str]:
-        """The edits of the run that touch an activation, as they were asked for."""
-        return [] if self.run.edits is None else self.run.edits.of(path)
+    def edits(self, path: str, *at: int | None) -> list[str]:
+        """The edits of the run that touch an activation of the one text, as they were asked for. at: the place that is
+        meant, by axis behind the batch; None, or left out: anywhere.
+        """
+        return [] if self.run.edits is None else self.run.edits.of(path, (None, *at))
 
     def replaced(self, layer: int) -> set[str]:
         """What of this layer's attention an edit replaces: scores, pattern, z."""
