@@ -81,9 +81,6 @@ class Machine:
         loaded: Callable[[Any], Any] = lambda id_: Name("a value beside the pickle"),
     ):
         self.data, self.at, self.called, self.loaded = data, at, called, loaded
-        self.stack: list[Any] = []
-        self.below: list[list[Any]] = []  # what lies under each open mark
-        self.memo: dict[int, Any] = {}
         self.names: dict[str, Name] = {}
         self.objects, self.steps, self.rare = 0, MAX_STEPS, MAX_RARE
 
@@ -92,7 +89,9 @@ class Machine:
 
         The opcodes that a tensor is made of are dealt with here, for there are as many as thirty to each.
         """
-        self.stack, self.below, self.memo = [], [], {}
+        self.stack: list[Any] = []
+        self.below: list[list[Any]] = []  # what lies under each open mark
+        self.memo: dict[int, Any] = {}
         data, end, at, stack, memo, below = self.data, len(self.data), self.at, self.stack, self.memo, self.below
         u16, u32 = U16.unpack_from, U32.unpack_from
         try:
@@ -130,8 +129,7 @@ class Machine:
                         stack[-count]  # there are so many
                         value = tuple(stack[-count:])
                         del stack[-count:]
-                    self.count(1)
-                    stack.append(value)
+                    stack.append(self.new(value))
                 elif code == BINUNICODE and (size := u32(data, at)[0]) <= MAX_TEXT and at + 4 + size <= end:
                     at += 4 + size
                     stack.append(data[at - size : at].decode("utf-8", "surrogatepass"))
@@ -141,16 +139,18 @@ class Machine:
                 elif code == STOP:
                     self.at, self.steps = at, self.steps - step - 1
                     return stack.pop()
-                else:
-                    operation = OPERATIONS.get(code)
-                    if operation is None:
-                        raise Malformed(f"byte {at - 1:,} is {code:#04x}, which is no opcode")
+                elif code in OPERATIONS:
                     self.rare -= 1
                     if self.rare < 0:
                         break
                     self.at, self.stack = at, stack
-                    operation(self)
+                    operation, makes = OPERATIONS[code]
+                    value = operation(self)
                     at, stack = self.at, self.stack
+                    if makes:
+                        stack.append(value)
+                else:
+                    raise Malformed(f"byte {at - 1:,} is {code:#04x}, which is no opcode")
         except IndexError:
             if at >= end:
                 raise Short from None
@@ -170,15 +170,6 @@ class Machine:
         self.at += form.size
         return value
 
-    def skip(self, size: int) -> int:
-        """Goes on by so many bytes, and says where they begin."""
-        if size > len(self.data) - self.at:
-            raise Short
-        if size < 0:
-            raise Malformed("a length below nought")
-        self.at += size
-        return self.at - size
-
     def line(self) -> bytes:
         end = self.data.find(b"\n", self.at, self.at + MAX_LINE)
         if end < 0:
@@ -189,25 +180,42 @@ class Machine:
     def text(self) -> str:
         return utf8(self.line())
 
-    # The stack
+    def lettered(self, length: struct.Struct, read: Callable[[bytes], Any], kind: str) -> Any:
+        """What `read` makes of the bytes that follow, of which `length` says how many."""
+        size = self.number(length)
+        if size > len(self.data) - self.at:
+            raise Short
+        if size < 0:
+            raise Malformed("a length below nought")
+        self.at += size
+        if size > MAX_TEXT:
+            return self.new(Name(f"{kind} of {size:,} bytes"))
+        return read(self.data[self.at - size : self.at])
 
-    def push(self, value: Any) -> None:
-        self.stack.append(value)
+    def protocol(self) -> None:
+        if (version := self.number(U8)) > 5:
+            raise Malformed(f"a pickle of protocol {version}")
+
+    def frame(self) -> None:
+        """A frame's length stands before it; here all of the data is at hand."""
+        if self.number(U64) > len(self.data) - self.at:
+            raise Short
+
+    # The stack
 
     def count(self, objects: int) -> None:
         self.objects += objects
         if self.objects > MAX_OBJECTS:
             raise Malformed(f"more than {MAX_OBJECTS:,} objects")
 
-    def make(self, value: Any) -> None:
-        """Pushes a new object."""
+    def new(self, value: Any) -> Any:
+        """An object that counts."""
         self.count(1)
-        self.stack.append(value)
+        return value
 
     def since_mark(self) -> list[Any]:
         """All that was pushed since the last mark, taken off."""
-        values = self.stack
-        self.stack = self.below.pop()
+        values, self.stack = self.stack, self.below.pop()
         return values
 
     def off(self, count: int) -> list[Any]:
@@ -217,12 +225,6 @@ class Machine:
         values = self.stack[-count:]
         del self.stack[-count:]
         return values
-
-    def pop(self) -> None:
-        if self.stack:
-            self.stack.pop()
-        else:
-            self.since_mark()
 
     def put(self, place: int) -> None:
         if place >= MAX_MEMO:
@@ -240,9 +242,18 @@ class Machine:
             raise Malformed(f"more than {MAX_NAMES:,} different classes and functions")
         return self.names.setdefault(text, Name(text))
 
-    def call(self, function: Any, args: Any) -> None:
+    def global_(self) -> Name:
+        return self.name(self.text(), self.text())
+
+    def registered(self, form: struct.Struct) -> Name:
+        """A class or function by its number in a registry of the process that wrote it."""
+        return self.name("copyreg", f"extension {self.number(form)}")
+
+    def call(self, function: Any, args: Any, named: Any = None) -> Any:
+        """The value of a call; in `named`, arguments by name."""
         if type(args) is not tuple:
             raise Malformed("a call whose arguments are no tuple")
+        args = (*args, named) if named else args
         if type(function) is Call:
             function = self.name("(…)", "__call__")
         if type(function) is not Name or function.text not in self.names:
@@ -250,7 +261,10 @@ class Machine:
         value = self.called(function, args)
         if type(value) in (dict, list, Set, bytes):  # made anew each time, out of what may be a few bytes of the pickle
             self.count(len(value) // 16 if type(value) is bytes else len(value))
-        self.make(Call(function, args) if value is None else value)
+        return self.new(Call(function, args) if value is None else value)
+
+    def call_first(self, values: list[Any]) -> Any:
+        return self.call(values[0], tuple(values[1:]))
 
     def extend(self, values: list[Any], kind: type = list) -> None:
         target = self.stack[-1]
@@ -261,8 +275,8 @@ class Machine:
         else:
             raise Malformed(f"an item for what is no {kind.__name__.lower()}")
 
-    def fill(self, pairs: list[Any]) -> None:
-        target = self.stack[-1]
+    def fill(self, pairs: list[Any], target: Any) -> Any:
+        """The target, in which the keys and values stand then."""
         if len(pairs) % 2:
             raise Malformed("a key without a value")
         if type(target) is Call:
@@ -271,6 +285,7 @@ class Machine:
             as_table(zip(pairs[::2], pairs[1::2]), target)
         else:
             raise Malformed("a key for what is no table")
+        return target
 
     def set_up(self, state: Any) -> None:
         """Gives an object its state. What tensors and ordered tables are given says nothing of their content."""
@@ -280,23 +295,18 @@ class Machine:
         if type(target) is Call:
             target.state = state if target.state is None else (target.state, state)
         elif isinstance(target, Name | list | str | int | float | tuple | bytes | None):
-            self.stack.pop()
-            self.make(Call(self.name("(…)", "__setstate__"), (target,), state))
-
-
-def hashable(key: Any) -> Any:
-    """A table's key as a dict can hold it: hashed without recursion, and in no way that a file could make collide."""
-    kind = type(key)
-    if kind in (str, bool, bytes, type(None)) or (kind is int and abs(key) < 2**62):
-        return key
-    return Odd(key)
+            self.stack[-1] = self.new(Call(self.name("(…)", "__setstate__"), (target,), state))
 
 
 def as_table(pairs: Iterable, table: dict | None = None) -> dict:
-    """The pairs in a table. Raises Malformed where a key stands twice, of which the first would be lost."""
+    """The pairs in a table. Raises Malformed where a key stands twice, of which the first would be lost.
+
+    Keys are hashed without recursion, and in no way that a file could make collide: others than plain ones become Odd.
+    """
     table = {} if table is None else table
     for key, value in pairs:
-        key = hashable(key)
+        if type(key) not in (str, bool, bytes, type(None)) and not (type(key) is int and abs(key) < 2**62):
+            key = Odd(key)
         if key in table:
             raise Malformed(f"the key {ascii(key)[:200]} stands twice in one table")
         table[key] = value
@@ -334,129 +344,77 @@ def real(text: str) -> float:
         raise Malformed(f"{ascii(text)[:50]} is no number") from None
 
 
-def pushed(read: Callable[[Machine], Any]) -> Callable[[Machine], None]:
-    return lambda machine: machine.stack.append(read(machine))
-
-
-def lettered(length: struct.Struct, read: Callable[[bytes], Any], kind: str) -> Callable[[Machine], None]:
-    """Pushes what `read` makes of the bytes that follow, of which `length` says how many."""
-
-    def push(machine: Machine) -> None:
-        size = machine.number(length)
-        begun = machine.skip(size)
-        if size > MAX_TEXT:
-            machine.make(Name(f"{kind} of {size:,} bytes"))
-        else:
-            machine.stack.append(read(machine.data[begun : machine.at]))
-
-    return push
-
-
-def frame(machine: Machine) -> None:
-    """A frame's length stands before it; here all of the data is at hand."""
-    if machine.number(U64) > len(machine.data) - machine.at:
-        raise Short
-
-
-def protocol(machine: Machine) -> None:
-    if (version := machine.number(U8)) > 5:
-        raise Malformed(f"a pickle of protocol {version}")
-
-
-def create(machine: Machine, function: Any, args: Any, named: Any = None) -> None:
-    """A new object of a class, by position and, in `named`, by name."""
-    machine.call(function, (*args, named) if named and type(args) is tuple else args)
-
-
-def instance(machine: Machine) -> None:
-    machine.call(machine.name(machine.text(), machine.text()), tuple(machine.since_mark()))
-
-
-def instance_of_first(machine: Machine) -> None:
-    values = machine.since_mark()
-    machine.call(values[0], tuple(values[1:]))
-
-
-def table(machine: Machine) -> None:
-    pairs = machine.since_mark()
-    machine.make({})
-    machine.fill(pairs)
-
-
-def registered(form: struct.Struct) -> Callable[[Machine], None]:
-    """A class or function by its number in a registry of the process that wrote it."""
-    return lambda machine: machine.push(machine.name("copyreg", f"extension {machine.number(form)}"))
-
-
 U8, U16, U32, U64 = (struct.Struct(f"<{letter}") for letter in "BHIQ")
 I32, F64 = struct.Struct("<i"), struct.Struct(">d")
 BINPUT, BINGET, LONG_BINPUT, LONG_BINGET, MARK, STOP = b"qhrj(."
 BININT1, BININT2, BINUNICODE, TUPLE, TUPLE1, TUPLE2, TUPLE3 = b"KMXt\x85\x86\x87"
-# What every other opcode does.
-OPERATIONS: dict[int, Callable[[Machine], None]] = {
-    ord(code): operation
-    for code, operation in {
-        # numbers and truths
-        "I": pushed(lambda m: digits(m.text())),
-        "J": pushed(lambda m: m.number(I32)),
-        "L": pushed(lambda m: digits(m.text())),
-        "\x8a": lettered(U8, integer, "a number"),
-        "\x8b": lettered(I32, integer, "a number"),
-        "F": pushed(lambda m: real(m.text())),
-        "G": pushed(lambda m: m.number(F64)),
-        "N": pushed(lambda m: None),
-        "\x88": pushed(lambda m: True),
-        "\x89": pushed(lambda m: False),
-        # texts and bytes
-        "S": pushed(lambda m: latin1(m.line()[1:-1])),
-        "T": lettered(I32, latin1, "a text"),
-        "U": lettered(U8, latin1, "a text"),
-        "V": pushed(lambda m: m.line().decode("raw_unicode_escape")),
-        "X": lettered(U32, utf8, "a text"),
-        "\x8c": lettered(U8, utf8, "a text"),
-        "\x8d": lettered(U64, utf8, "a text"),
-        "B": lettered(U32, bytes, "a value"),
-        "C": lettered(U8, bytes, "a value"),
-        "\x8e": lettered(U64, bytes, "a value"),
-        "\x96": lettered(U64, bytes, "a value"),
-        "\x97": lambda m: m.make(Name("a value beside the pickle")),
-        "\x98": lambda m: None,
-        # lists, sets, tuples, tables
-        "]": lambda m: m.make([]),
-        "a": lambda m: m.extend(m.off(1)),
-        "e": lambda m: m.extend(m.since_mark()),
-        "l": lambda m: m.make(m.since_mark()),
-        "\x8f": lambda m: m.make(Set()),
-        "\x90": lambda m: m.extend(m.since_mark(), Set),
-        "\x91": lambda m: m.make(Set(m.since_mark())),
-        ")": lambda m: m.push(()),
-        "}": lambda m: m.make({}),
-        "d": table,
-        "s": lambda m: m.fill(m.off(2)),
-        "u": lambda m: m.fill(m.since_mark()),
-        # the stack and the memo
-        "0": Machine.pop,
-        "1": Machine.since_mark,
-        "2": lambda m: m.push(m.stack[-1]),
-        "p": lambda m: m.put(digits(m.text())),
-        "\x94": lambda m: m.put(len(m.memo)),
-        "g": lambda m: m.push(m.memo[digits(m.text())]),
-        # classes, functions, objects
-        "c": lambda m: m.push(m.name(m.text(), m.text())),
-        "\x93": lambda m: m.push(m.name(*m.off(2))),
-        "\x82": registered(U8),
-        "\x83": registered(U16),
-        "\x84": registered(I32),
-        "R": lambda m: m.call(*m.off(2)),
-        "\x81": lambda m: create(m, *m.off(2)),
-        "\x92": lambda m: create(m, *m.off(3)),
-        "i": instance,
-        "o": instance_of_first,
-        "b": lambda m: m.set_up(m.stack.pop()),
-        "P": lambda m: m.make(m.loaded(m.text())),
-        "Q": lambda m: m.make(m.loaded(m.stack.pop())),
-        # the pickle itself
-        "\x80": protocol,
-        "\x95": frame,
-    }.items()
+# Every other opcode, alike ones together: those that push a value, by what makes it, and those that do something else.
+MADE: dict[str, Callable[[Machine], Any]] = {
+    # numbers and truths
+    "IL": lambda m: digits(m.text()),
+    "J": lambda m: m.number(I32),
+    "\x8a": lambda m: m.lettered(U8, integer, "a number"),
+    "\x8b": lambda m: m.lettered(I32, integer, "a number"),
+    "F": lambda m: real(m.text()),
+    "G": lambda m: m.number(F64),
+    "N": lambda m: None,
+    "\x88": lambda m: True,
+    "\x89": lambda m: False,
+    # texts and bytes
+    "S": lambda m: latin1(m.line()[1:-1]),
+    "T": lambda m: m.lettered(I32, latin1, "a text"),
+    "U": lambda m: m.lettered(U8, latin1, "a text"),
+    "V": lambda m: m.line().decode("raw_unicode_escape"),
+    "X": lambda m: m.lettered(U32, utf8, "a text"),
+    "\x8c": lambda m: m.lettered(U8, utf8, "a text"),
+    "\x8d": lambda m: m.lettered(U64, utf8, "a text"),
+    "B": lambda m: m.lettered(U32, bytes, "a value"),
+    "C": lambda m: m.lettered(U8, bytes, "a value"),
+    "\x8e\x96": lambda m: m.lettered(U64, bytes, "a value"),
+    "\x97": lambda m: m.new(Name("a value beside the pickle")),
+    # lists, sets, tuples, tables
+    "]": lambda m: m.new([]),
+    "l": lambda m: m.new(m.since_mark()),
+    "\x8f": lambda m: m.new(Set()),
+    "\x91": lambda m: m.new(Set(m.since_mark())),
+    ")": lambda m: (),
+    "}": lambda m: m.new({}),
+    "d": lambda m: m.fill(m.since_mark(), m.new({})),
+    # the stack and the memo
+    "2": lambda m: m.stack[-1],
+    "g": lambda m: m.memo[digits(m.text())],
+    # classes, functions, objects
+    "c": Machine.global_,
+    "\x93": lambda m: m.name(*m.off(2)),
+    "\x82": lambda m: m.registered(U8),
+    "\x83": lambda m: m.registered(U16),
+    "\x84": lambda m: m.registered(I32),
+    "R\x81": lambda m: m.call(*m.off(2)),
+    "\x92": lambda m: m.call(*m.off(3)),
+    "i": lambda m: m.call(m.global_(), tuple(m.since_mark())),
+    "o": lambda m: m.call_first(m.since_mark()),
+    "P": lambda m: m.new(m.loaded(m.text())),
+    "Q": lambda m: m.new(m.loaded(m.stack.pop())),
+}
+DONE: dict[str, Callable[[Machine], Any]] = {
+    "\x98": lambda m: None,
+    "a": lambda m: m.extend(m.off(1)),
+    "e": lambda m: m.extend(m.since_mark()),
+    "\x90": lambda m: m.extend(m.since_mark(), Set),
+    "s": lambda m: m.fill(m.off(2), m.stack[-1]),
+    "u": lambda m: m.fill(m.since_mark(), m.stack[-1]),
+    "0": lambda m: m.stack.pop() if m.stack else m.since_mark(),
+    "1": Machine.since_mark,
+    "p": lambda m: m.put(digits(m.text())),
+    "\x94": lambda m: m.put(len(m.memo)),
+    "b": lambda m: m.set_up(m.stack.pop()),
+    "\x80": Machine.protocol,
+    "\x95": Machine.frame,
+}
+# The operation of each, by its byte, and whether it makes a value.
+OPERATIONS = {
+    ord(code): (operation, table is MADE)
+    for table in (MADE, DONE)
+    for codes, operation in table.items()
+    for code in codes
 }

@@ -28,6 +28,8 @@ BITS = safetensors.BITS | {word: 8 * size for word, size in DTYPES.values()}  # 
 MODELS = ("model", "state_dict", "model_state_dict", "module")  # where training scripts keep the model
 MAGIC, VERSION = 0x1950A86A20F9469CFC6C, 1001
 SCRIPT = ("constants.pkl", "traced_inputs.pkl", "bytecode.pkl", "mobile_debug_handles.pkl")  # what TorchScript adds
+# The entries of a zip file that are read: the object, and how PyTorch wrote it.
+READ = ("data.pkl", "version", "byteorder", ".format_version", ".storage_alignment", ".data/serialization_id")
 MAX_PICKLE = 32 * 2**20  # bytes
 MAX_HEAD = 4_096  # bytes before which the older format has said that it is one
 MAX_VISITS = 350_000  # names and values; a tensor takes four
@@ -77,49 +79,50 @@ def listed(path: Path) -> Pickled:
     """What a file holds, listed once. Raises GptcliError that says what it is instead, or where it is broken."""
     try:
         state = path.stat()
+        return _listed(path, state.st_mtime_ns, state.st_size)
     except OSError as error:
         raise GptcliError(f"{path}: {error.strerror}", "give a readable file", "file") from None
-    return _listed(path, state.st_mtime_ns, state.st_size)
 
 
 class _Broken(ValueError):
     """What is wrong with a PyTorch file."""
 
+    code = "corrupt"
 
-class _Other(ValueError):
+
+class _Other(_Broken):
     """What a file is that is none."""
+
+    code = "not-a-checkpoint"
 
 
 @lru_cache(maxsize=256)
 def _listed(path: Path, changed: int, size: int) -> Pickled:
     """changed and size tell a file from one that was written over it."""
-
-    def refuse(reason: object, code: str = "corrupt") -> GptcliError:
-        return GptcliError(f"{path}: {reason}", "fetch or write the file again", code)
-
     if not path.is_file():  # a pipe would wait for a writer
         raise GptcliError(f"{path}: not a regular file", "give a readable file", "file")
     try:
         with path.open("rb") as file:
-            beginning = file.read(512)
-            if beginning.startswith(zips.LOCAL):
-                return _zipped(path, file, size)
-            if beginning.startswith(b"\x80"):
-                return _legacy(path, file, size)
-    except OSError as error:
-        raise GptcliError(f"{path}: {error.strerror}", "give a readable file", "file") from None
-    except _Other as error:
-        raise refuse(error, "not-a-checkpoint") from None
+            return _read(path, file, size)
     except _Broken as error:
-        raise refuse(error) from None
-    except (Malformed, zips.BadZip) as error:
-        raise refuse(f"not a PyTorch file that can be read ({error})") from None
-    except struct.error:
-        raise refuse("not a PyTorch file that can be read (it has grown shorter meanwhile)") from None
+        said, code = error, error.code
+    except (Malformed, zips.BadZip, struct.error) as error:
+        why = "it has grown shorter meanwhile" if isinstance(error, struct.error) else error
+        said, code = f"not a PyTorch file that can be read ({why})", "corrupt"
+    raise GptcliError(f"{path}: {said}", "fetch or write the file again", code)
+
+
+def _read(path: Path, file: BinaryIO, size: int) -> Pickled:
+    """In the format that its first bytes tell. Raises _Other for a file of another kind."""
+    beginning = file.read(512)
+    if beginning.startswith(zips.LOCAL):
+        return _zipped(path, file, size)
+    if beginning.startswith(b"\x80"):
+        return _legacy(path, file, size)
     if beginning[8:9] == b"{" and int.from_bytes(beginning[:8], "little") <= size - 8:
-        raise refuse("a safetensors file under another name", "not-a-checkpoint")
+        raise _Other("a safetensors file under another name")
     other = what_else(beginning, "not a PyTorch file: neither a zip file nor a pickle")
-    raise refuse(other if beginning else "the file is empty", "not-a-checkpoint")
+    raise _Other(other if beginning else "the file is empty")
 
 
 # The two formats
@@ -130,14 +133,13 @@ def _zipped(path: Path, file: BinaryIO, size: int) -> Pickled:
         entries = zips.entries(file, size)
     except zips.CutShort:
         raise _cut_short(file, size) from None
-    name = _only_pickle(list(entries))
-    root = name.removesuffix("data.pkl")
-    packed = [name for name, entry in entries.items() if entry.compressed and not name.startswith(f"{root}code/")]
+    root = _root(list(entries))
+    inside = {name.removeprefix(root): entry for name, entry in entries.items()}
+    packed = [name for name, entry in inside.items() if entry.compressed and not name.startswith("code/")]
     if packed:
-        raise _Broken(f"{shown(packed[0])} in it is compressed, which PyTorch never does")
-    data = _content(file, name, entries[name])
-    notes = _notes(file, entries, root)
-    order, version = notes.get("byteorder", b"little"), notes.get("version", b"3")
+        raise _Broken(f"{shown(root + packed[0])} in it is compressed, which PyTorch never does")
+    read = {name: _content(file, root + name, inside[name]) for name in READ if name in inside}
+    data, order, version = read["data.pkl"], read.get("byteorder", b"little"), read.get("version", b"3")
     if order not in (b"little", b"big") or not version.strip().isdigit():
         raise _Broken(f"its byte order or its version is none: {order[:20]!a}, {version[:20]!a}")
     builder = Rebuilder()
@@ -145,20 +147,14 @@ def _zipped(path: Path, file: BinaryIO, size: int) -> Pickled:
     value = machine.run()
     if machine.at != len(data):
         raise _Broken(f"{len(data) - machine.at:,} bytes stand behind the end of the pickle in it")
-    held = {
-        name.removeprefix(f"{root}data/"): entry for name, entry in entries.items() if name.startswith(f"{root}data/")
-    }
-    return _Lister(builder, {key: (entry.start, entry.end) for key, entry in held.items()}, path).listing(
-        value,
-        form="torchscript" if f"{root}{SCRIPT[0]}" in entries else "zip",
-        byte_order=order.decode(),
-        foreign=[text for text in machine.names if text not in KNOWN],
-        unread={key: entry.end - entry.start for key, entry in held.items() if key not in builder.storages},
-    )
+    storages = {name.removeprefix("data/"): entry for name, entry in inside.items() if name.startswith("data/")}
+    spans = {key: (entry.start, entry.end) for key, entry in storages.items()}
+    form = "torchscript" if SCRIPT[0] in inside else "zip"
+    return _Lister(machine, builder, spans, path).listing(value, form, order.decode())
 
 
-def _only_pickle(names: list[str]) -> str:
-    """The name of the one pickle in a zip file. Raises _Other for another kind of zip file, _Broken for a second one.
+def _root(names: list[str]) -> str:
+    """Of a zip file with one pickle, how all its names begin. Raises _Other for another kind of zip file, else _Broken.
 
     A program that looks at one pickle and another that loads the other would disagree on what the file holds.
     """
@@ -167,11 +163,11 @@ def _only_pickle(names: list[str]) -> str:
         arrays = bool(names) and all(name.endswith(".npy") for name in names)
         raise _Other(f"{'an .npz file of NumPy' if arrays else 'a zip file without data.pkl'}, not a PyTorch file")
     root = found[0].removesuffix("data.pkl")
-    known = [found[0], *(f"{root}{name}" for name in SCRIPT if f"{root}{SCRIPT[0]}" in names)]
+    known = [found[0], *(root + name for name in SCRIPT if root + SCRIPT[0] in names)]
     for name in names:
         if not name.startswith(root) or (re.search(r"\.(pkl|pickle)$", name, re.IGNORECASE) and name not in known):
             raise _Broken(f"beside {shown(found[0])} it holds {shown(name)}, which PyTorch did not put there")
-    return found[0]
+    return root
 
 
 def _content(file: BinaryIO, name: str, entry: zips.Entry) -> bytes:
@@ -183,13 +179,6 @@ def _content(file: BinaryIO, name: str, entry: zips.Entry) -> bytes:
     if entry.crc not in (0, zlib.crc32(data)):  # 0: none was computed
         raise _Broken(f"{shown(name)} in it is damaged: its checksum differs")
     return data
-
-
-def _notes(file: BinaryIO, entries: dict[str, zips.Entry], root: str) -> dict[str, bytes]:
-    """The small entries in which PyTorch says how it wrote the file."""
-    names = ("version", "byteorder", ".format_version", ".storage_alignment", ".data/serialization_id")
-    there = {name: f"{root}{name}" for name in names if f"{root}{name}" in entries}
-    return {name: _content(file, full, entries[full]) for name, full in there.items()}
 
 
 def _cut_short(file: BinaryIO, size: int) -> _Broken:
@@ -241,8 +230,7 @@ def _five_pickles(path: Path, file: BinaryIO, size: int, data: bytes) -> Pickled
         count, (held, itemsize) = int.from_bytes(file.read(8), order), builder.storages[key]
         if count * itemsize != held:
             raise _Broken(f"storage {shown(key)} has {count:,} numbers, and its tensors say {held // itemsize:,}")
-    foreign = [text for text in machine.names if text not in KNOWN]
-    return _Lister(builder, spans, path).listing(value, form="legacy", byte_order=order, foreign=foreign)
+    return _Lister(machine, builder, spans, path).listing(value, "legacy", order)
 
 
 def _introduced(data: bytes) -> int:
@@ -269,28 +257,28 @@ class _Lister:
     spans: where each storage's bytes lie in the file.
     """
 
-    def __init__(self, builder: Rebuilder, spans: dict[str, tuple[int, int]], path: Path):
-        self.builder, self.spans, self.path = builder, spans, path
+    def __init__(self, machine: Machine, builder: Rebuilder, spans: dict[str, tuple[int, int]], path: Path):
+        self.machine, self.builder, self.spans, self.path = machine, builder, spans, path
         self.tensors: dict[str, Tensor] = {}
         self.settings: dict[str, Any] = {}
         self.opaque: dict[str, str] = {}
-        self.met: set[str] = set()
-        self.order: list[str] = []  # the storages, as they were met
+        self.met: set[str] = set()  # the storages that were met, and the bytes of them all
+        self.bytes = 0
         self.repeats: Counter[str] = Counter()
         self.inside: set[int] = set()  # the containers that are being walked over, and every object met
         self.within = ""  # a module or another foreign object
         self.visits, self.settings_left = 0, MAX_SETTINGS
 
-    def listing(self, value: Any, **more: Any) -> Pickled:
-        """The listing. more: what is known of the file besides."""
-        sections = self.uppermost(value)
+    def listing(self, value: Any, form: str, byte_order: str) -> Pickled:
+        """The listing of all that the value holds; form and byte_order: of the file."""
+        sections, storages = self.uppermost(value), self.builder.storages
         infos = {name: self.info(tensor, f"tensor {shown(name)}") for name, tensor in self.tensors.items()}
         named = {id(tensor) for tensor in self.tensors.values()}
         for tensor in self.builder.tensors:
             if id(tensor) not in named:  # no path leads to it, and torch would build it all the same
                 self.info(tensor, "a tensor without a name")
-        for key, (size, _) in self.builder.storages.items():
-            self.span(key, size, f"storage {shown(key)}")
+        for key in storages:
+            self.span(key, f"storage {shown(key)}")
         keys, names, unused = self.model(value)
         infos |= {path: infos[path]._replace(key=name) for name, path in names.items()}
         groups: dict[str, list[str]] = {}
@@ -298,20 +286,24 @@ class _Lister:
             groups.setdefault(tensor.storage.key, []).append(name)
         return Pickled(
             file=self.path,
+            form=form,
+            byte_order=byte_order,
             tensors=infos,
             strides={name: tensor.strides for name, tensor in self.tensors.items() if not tensor.contiguous},
-            shared=[names for key, names in groups.items() if len(names) > 1 and self.builder.storages[key][0]],
+            shared=[names for key, names in groups.items() if len(names) > 1 and storages[key][0]],
             sections=sections,
             settings=self.settings,
             opaque=self.opaque,
+            foreign=[text for text in self.machine.names if text not in KNOWN],
             model={name: infos[path] for name, path in names.items()},
             keys=keys,
             unused=unused,
-            **more,
+            unread={key: end - start for key, (start, end) in self.spans.items() if key not in storages},
         )
 
-    def span(self, key: str, size: int, whose: str) -> int:
+    def span(self, key: str, whose: str) -> int:
         """Where a storage begins in the file. Raises _Broken where the file has less or more of it than is needed."""
+        size, _ = self.builder.storages[key]
         if key not in self.spans:
             raise _Broken(f"the data of {whose} is not in it: {size:,} bytes are missing")
         start, end = self.spans[key]
@@ -321,7 +313,7 @@ class _Lister:
 
     def info(self, tensor: Tensor, whose: str) -> TensorInfo:
         storage, begun, size = tensor.storage, tensor.offset * tensor.itemsize, tensor.span
-        start = self.span(storage.key, self.builder.storages[storage.key][0], whose) + storage.start
+        start = self.span(storage.key, whose) + storage.start
         if size and begun + size > storage.size:
             raise _Broken(f"{whose} needs {begun + size:,} bytes of its storage, which has {storage.size:,}")
         start += min(begun, storage.size)
@@ -329,19 +321,17 @@ class _Lister:
 
     def model(self, value: Any) -> tuple[list[str], dict[str, str], list[str]]:
         """The keys that lead to the model's state dict, its names and the paths they have here, what lies beside."""
-        keys, path, unused = [], "", []
-        for _ in range(3):
-            held = value if type(value) is dict else {}
-            inner = next((name for name in MODELS if type(held.get(name)) in (dict, Call)), None)
-            if inner is None:
-                break
+        keys, unused = [], []
+        held = value if type(value) is dict else {}
+        while len(keys) < 3 and (inner := next((n for n in MODELS if type(held.get(n)) in (dict, Call)), None)):
             unused += [text_of_key(key) for key in held if key not in (inner, "model_args")]
-            value, path = held[inner], joined(path, inner)
             keys.append(inner)
+            value = held[inner]
+            held = value if type(value) is dict else {}
+        path = ".".join(keys)
         if type(value) is Call:
             start = f"{path}." if path else ""
             return keys, {name.removeprefix(start): name for name in self.tensors if name.startswith(start)}, unused
-        held = value if type(value) is dict else {}
         names = {text_of_key(key): joined(path, key) for key, child in held.items() if type(child) is Tensor}
         unused += [text_of_key(key) for key, child in held.items() if type(child) is not Tensor and child is not None]
         return keys, names, unused
@@ -355,26 +345,23 @@ class _Lister:
         self.inside.add(id(value))
         sections, flat = {}, True
         for key, child in value.items():
-            path, tensors, storages = joined("", key), len(self.tensors), len(self.order)
+            path, tensors, before = joined("", key), len(self.tensors), self.bytes
             if not self.walk(child, path, 1):
                 self.settle(child, path)
-            size = sum(self.builder.storages[key][0] for key in self.order[storages:])
-            sections[path] = Section(len(self.tensors) - tensors, size)
+            sections[path] = Section(len(self.tensors) - tensors, self.bytes - before)
             flat = flat and (type(child) is Tensor or len(self.tensors) == tensors)
         return {} if flat else sections
 
     def walk(self, value: Any, path: str, depth: int) -> bool:
         """Lists what lies under a path. Returns whether that was more than plain values, which the caller settles."""
         kind = type(value)
-        self.spend(1 + len(path) // 64)
-        if depth > MAX_DEPTH:
-            raise Malformed(f"nested deeper than {MAX_DEPTH} levels")
+        self.spend(1 + len(path) // 64, depth)
         if kind is Tensor:
             self.tensor(value, path, depth)
         elif kind is Storage:
             self.meet(value, depth)
             self.note(value, path)
-        elif kind is Call and not is_value(value):
+        elif kind is Call and value.function.text not in VALUES:  # these stand for plain values, such as a device
             self.object(value, path, depth)
         elif kind in HOLDERS and id(value) not in self.inside:
             return self.container(value, path, depth)
@@ -446,12 +433,10 @@ class _Lister:
 
     def meet(self, value: Any, depth: int) -> None:
         """Counts the storages of what is listed, and of a tensor that is not: a sparse or a quantised one."""
-        self.spend(1)
-        if depth > MAX_DEPTH:
-            raise Malformed(f"nested deeper than {MAX_DEPTH} levels")
+        self.spend(1, depth)
         if type(value) is Storage and value.key not in self.met:
             self.met.add(value.key)
-            self.order.append(value.key)
+            self.bytes += self.builder.storages[value.key][0]
         elif type(value) is Tensor:
             self.meet(value.storage, depth)
         elif type(value) in (tuple, Call):
@@ -462,10 +447,12 @@ class _Lister:
         self.spend(3)
         self.opaque[path or "value"] = text_of(value)
 
-    def spend(self, visits: int) -> None:
+    def spend(self, visits: int, depth: int = 0) -> None:
         self.visits += visits
         if self.visits > MAX_VISITS:
             raise Malformed(f"more than {MAX_VISITS:,} values under names")
+        if depth > MAX_DEPTH:
+            raise Malformed(f"nested deeper than {MAX_DEPTH} levels")
 
     def plain(self, value: Any, depth: int = 0) -> Any:
         """A setting as JSON could hold it, cut off with … where it is longer than a person would read."""
@@ -490,11 +477,13 @@ class _Lister:
 HOLDERS = {dict, list, Set, tuple}
 PLAIN = frozenset((str, int, float, bool, bytes, type(None), Name))
 MODULE = ("_parameters", "_buffers", "_modules")
-
-
-def is_value(call: Call) -> bool:
-    """A call that stands for a plain value, such as a device."""
-    return call.function.text in VALUES
+UNLISTED = {
+    "qtensor": "a quantised tensor",
+    "meta_tensor_no_storage": "a tensor without data",
+    "sparse_tensor": "a sparse tensor",
+} | dict.fromkeys(
+    ("tensor_v2", "tensor_v3"), "a tensor of another type, or one whose numbers are to be conjugated or negated,"
+)
 
 
 def text_of_key(key: Any) -> str:
@@ -528,14 +517,11 @@ def text_of(value: Any, most: int = 60) -> str:
 
 def tensor_in_words(call: Call) -> str:
     """What a call of torch that builds no listed tensor would build."""
-    name = call.function.text.removeprefix("torch._utils._rebuild_")
+    kind = UNLISTED.get(call.function.text.removeprefix("torch._utils._rebuild_"))
     shapes = [part for part in call.args if type(part) is tuple]
-    kinds = {"qtensor": "a quantised tensor", "meta_tensor_no_storage": "a tensor without data"}
-    if name == "sparse_tensor" and shapes:
-        shapes, kinds = [part for part in shapes[0] if type(part) is tuple], {name: "a sparse tensor"}
-    if name in ("tensor_v2", "tensor_v3"):
-        kinds = {name: "a tensor of another type, or one whose numbers are to be conjugated or negated,"}
-    return f"{kinds[name]} {list(shapes[0])}" if name in kinds and shapes and is_short(shapes[0]) else ""
+    if kind == "a sparse tensor":
+        shapes = [part for parts in shapes[:1] for part in parts if type(part) is tuple]
+    return f"{kind} {list(shapes[0])}" if kind and shapes and is_short(shapes[0]) else ""
 
 
 def is_short(values: tuple) -> bool:

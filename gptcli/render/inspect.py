@@ -1,6 +1,6 @@
 """`inspect` in a terminal: the verdict, what it is, its tensors by pattern, its config value by value."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from gptcli.checkpoint.patterns import ranges
@@ -71,21 +71,18 @@ def _facts(one: Inspected, screen: Screen) -> Iterator[list[Part]]:
         if text := " · ".join(part for part in parts if part):
             yield [(label, "dim"), text]
 
-    names = [file.name for file in one.files]
-    where = (
-        f"{len(names)} files by {one.index}" if one.index else names[0] if len(names) == 1 else f"{len(names)} files"
-    )
-    yield from row("format", one.format, where if names else "", f"{len(one.absent)} absent" if one.absent else "")
-    if screen.full and len(names) > 1:
-        for file in one.files:
-            yield from row("file", file.name, amount(file.tensors, "tensor"), _bytes(file.bytes))
+    several = len(one.files) != 1 or one.index
+    where = f"{len(one.files)} files{f' by {one.index}' if one.index else ''}" if several else one.files[0].name
+    absent = f"{len(one.absent)} absent" if one.absent else ""
+    yield from row("format", one.format, where if one.files else "", absent)
+    for file in one.files if screen.full and len(one.files) > 1 else ():
+        yield from row("file", file.name, amount(file.tensors, "tensor"), _bytes(file.bytes))
     told = f"by {one.config}" if one.config else "by its names"
     yield from row("family", f"{' or '.join(one.families)}, {told}" if one.families else "")
     yield from row("model", *one.summary)
     if one.parameters is not None:
         counts = one.parameters
-        lack = counts.described is not None and counts.described != counts.total
-        said = f"the config says {counts.described:,}" if lack else ""
+        said = "" if counts.described in (None, counts.total) else f"the config says {counts.described:,}"
         stored = f"{counts.stored:,} numbers stored" if counts.stored != counts.total else ""
         buffers = f"{counts.buffers:,} in buffers, not counted" if counts.buffers else ""
         yield from row("parameters", exact(counts.total), said, stored, buffers)
@@ -99,15 +96,13 @@ def _facts(one: Inspected, screen: Screen) -> Iterator[list[Part]]:
     yield from row("head", _head(one.tie))
     if one.vocabulary is not None:
         yield from row("vocabulary", *_vocabulary(one))
-    if one.sections:
-        full = [f"{s.name} {amount(s.tensors, 'tensor')}, {_bytes(s.bytes)}" for s in one.sections if s.tensors]
-        bare = [s.name for s in one.sections if not s.tensors]
-        yield from row("sections", *full, f"no tensors in {', '.join(_some(bare, screen))}" if bare else "")
+    full = [f"{s.name} {amount(s.tensors, 'tensor')}, {_bytes(s.bytes)}" for s in one.sections if s.tensors]
+    bare = [s.name for s in one.sections if not s.tensors]
+    yield from row("sections", *full, f"no tensors in {', '.join(_some(bare, screen))}" if bare else "")
     yield from row("settings", *_some([f"{key} {value}" for key, value in one.settings.items()], screen))
     yield from row("one storage", *_some([" = ".join(names) for names in one.shared], screen))
     yield from row("opaque", *_some([f"{path or 'the whole'}: {text}" for path, text in one.opaque.items()], screen))
-    said = [f"{key}: {' / '.join(values)}" for key, values in one.metadata.items()]
-    yield from row("metadata", *_some(said, screen))
+    yield from row("metadata", *_some([f"{key}: {' / '.join(said)}" for key, said in one.metadata.items()], screen))
     yield from row("not read", ", ".join(_some(one.beside, screen)))
     yield from row("a trainer's", ", ".join(_some(one.leftovers, screen)))
     for note in one.notes:
@@ -204,25 +199,12 @@ def _tensors(rows: list[TensorRow], screen: Screen, where: bool) -> None:
     if screen.fits(table, header):
         screen.table(table, header, right)
         return
-    lines: list[list[Part]] = []
-    for row in table:
-        lines += [[row[0], *row[2:4]], [("  " + row[1][0], "dim")]]
+    names, types = (max(map(len, column)) for column in zip(*((row[0][0], row[2]) for row in table)))
+    for ours, (stored, _), dtype, shape, *place in table:
+        screen.line(ours, f"{' ' * (names - len(ours[0]))}  {dtype:<{types}}  {shape}")
+        screen.line((f"  {stored}", "dim"))
         if where:
-            lines.append([(f"  {row[4]} from byte {row[5]}, {row[6]} bytes", "dim")])
-    _stacked(lines, screen)
-
-
-def _stacked(lines: list[list[Part]], screen: Screen) -> None:
-    """Rows of columns, and between them lines of one cell that no column makes room for."""
-    texts = [[cell if isinstance(cell, str) else cell[0] for cell in line] for line in lines if len(line) > 1]
-    widths = [max(len(text[i]) for text in texts) for i in range(2)]
-    for line in lines:
-        if len(line) == 1:
-            screen.line(line[0])
-            continue
-        name, dtype, shape = line
-        room = " " * (widths[0] - len(name[0]))
-        screen.line(name, f"{room}  {dtype:<{widths[1]}}  {shape}")
+            screen.line(("  {} from byte {}, {} bytes".format(*place), "dim"))
 
 
 # The config
@@ -232,21 +214,14 @@ def _config(one: Inspected, screen: Screen) -> None:
     """Values by where they come from, then the keys that are not among them."""
     for origin, title in ORIGINS.items():
         said = [value for value in one.values if value.origin == origin]
-        if said:
+        shown: list[list[Part]] = []
+        for value, following in zip(said, [*said[1:], None]):
             # Values of one part that the same keys decide name them once, behind the last.
-            after = [*said[1:], None]
-            shown = [
-                [
-                    (value.path, "cyan"),
-                    f" {_value(value.value, screen)}",
-                    ("" if following and _alike(value, following) else _keys(value), "dim"),
-                ]
-                for value, following in zip(said, after)
-            ]
-            _flow(title.format(config=one.config or "its config"), shown, screen)
+            keys = "" if following and _alike(value, following) else _keys(value)
+            shown.append([(value.path, "cyan"), f" {_value(value.value, screen)}", (keys, "dim")])
+        _flow(title.format(config=one.config or "its config"), shown, screen)
     for title, keys in (("change nothing", one.idle), ("as implemented", one.checked), ("unknown keys", one.unknown)):
-        if keys:
-            _flow(title, [[key] for key in keys], screen)
+        _flow(title, [[key] for key in keys], screen)
 
 
 def _alike(value: ConfigValue, other: ConfigValue) -> bool:
@@ -254,9 +229,10 @@ def _alike(value: ConfigValue, other: ConfigValue) -> bool:
     return value.keys == other.keys and value.path.partition(".")[0] == other.path.partition(".")[0]
 
 
-def _flow(title: str, chunks: Iterable[list[Part]], screen: Screen) -> None:
-    first, *rest = chunks
-    screen.flow([[(f"{title}: ", "bold"), *first], *rest], gap=" · ")
+def _flow(title: str, chunks: list[list[Part]], screen: Screen) -> None:
+    """Chunks behind a title, if there are any."""
+    if chunks:
+        screen.flow([[(f"{title}: ", "bold"), *chunks[0]], *chunks[1:]], gap=" · ")
 
 
 def _keys(value: ConfigValue) -> str:
@@ -298,7 +274,7 @@ def _statistics(rows: list[StatisticsRow], screen: Screen) -> None:
     if not rows:
         return
     spectral = any(row.spectral is not None for row in rows)
-    more = [*(["zero rows"] if any(row.zero_rows for row in rows) else []), *(["spectral"] if spectral else [])]
+    more = ["zero rows"] * any(row.zero_rows for row in rows) + ["spectral"] * spectral
     header = ["", "mean", "std", "min", "max", "zeros", "equal rows", *more]
     table = []
     for one in rows:

@@ -4,9 +4,9 @@ Arithmetic over the Spec (count.py, memory.py). A FLOP is a multiplication or an
 bytes. A run is a forward pass over B texts of T tokens; where an encoder reads a source, of S tokens each.
 """
 
-import itertools
-import math
-from collections.abc import Callable, Iterator
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterator
 
 from gptcli import count
 from gptcli.data import data, entry
@@ -15,6 +15,8 @@ from gptcli.memory import Rows, peak
 from gptcli.report.devices import Devices, devices_of
 from gptcli.source import Model
 from gptcli.spec import Attention, Spec
+
+ENDLESS = 1 << 60  # tokens: more than any memory holds
 
 
 @data
@@ -160,12 +162,7 @@ def costs_of(model: Model, workload: Workload, dtype: str, weights: int) -> Cost
     spec, tokens, batch = model.spec, workload.tokens, workload.batch
     source = _source(model, workload)
     run = _Run(spec, batch, dtype, weights)
-    longest = []
-    if workload.memory is not None:
-        longest = [run.longest(rows, workload.memory, workload.source_tokens) for rows in _rows(spec)]
-    whole, devices = tokens is not None, None
-    if workload.devices is not None:
-        devices = devices_of(spec, workload.devices, tokens, batch, source, dtype, workload.memory)
+    whole, room, ranks = tokens is not None, workload.memory, workload.devices
     return Costs(
         tokens=tokens,
         batch=batch,
@@ -175,8 +172,8 @@ def costs_of(model: Model, workload: Workload, dtype: str, weights: int) -> Cost
         cache=run.cache(tokens, source) if whole and _keeps(spec) else None,
         matrices=list(run.matrices(tokens, source)) if whole else [],
         memory=run.memory(tokens, source) if whole else None,
-        longest=longest,
-        devices=devices,
+        longest=[run.longest(rows, room, workload.source_tokens) for rows in _rows(spec)] if room is not None else [],
+        devices=devices_of(spec, ranks, tokens, batch, source, dtype, room) if ranks is not None else None,
     )
 
 
@@ -213,27 +210,23 @@ def _flops(spec: Spec, tokens: int, batch: int, source: int) -> Flops:
     one = count.flops_by_part(spec, 1, batch, True, None, source, before=tokens) if _keeps(spec) else None
     whole = sum(full.values())
 
-    def part(name: str, stack: str, numbers: list[int | None]) -> PartFlops:
-        full, masked, one = numbers
-        return PartFlops(name=name, stack=stack, full=full, masked=masked, next=one, share=full / whole)
+    def part(name: str, stack: str, full: int, masked: int, later: int | None) -> PartFlops:
+        return PartFlops(name=name, stack=stack, full=full, masked=masked, next=later, share=full / whole)
 
-    parts = []
-    for stack, name in full:
+    parts: list[PartFlops] = []
+    for (stack, name), flops in full.items():
         # The encoder has read its text before a next token comes.
         later = None if one is None else one.get((stack, name), 0)
-        numbers = [full[stack, name], masked[stack, name], later]
         if name != count.HEAD:
-            parts.append(part(name, stack, numbers))
+            parts.append(part(name, stack, flops, masked[stack, name], later))
             continue
-        # Each position costs the head the same.
-        parts.append(part(f"head, {HEADS['all']}", stack, numbers))
-        parts.append(part(f"head, {HEADS['last']}", stack, [full[stack, name] // tokens] * 2 + [later]))
-    sums = []
+        for rows, part_of in (("all", flops), ("last", flops // tokens)):  # each position costs the head the same
+            parts.append(part(f"head, {HEADS[rows]}", stack, part_of, part_of, later))
+    later, sums, head = None if one is None else sum(one.values()), [], full.get(("", count.HEAD), 0)
     for rows in _rows(spec):
-        saved = 0 if rows == "all" else full.get(("", count.HEAD), 0) * (tokens - 1) // tokens
-        later = None if one is None else sum(one.values())
+        saved = 0 if rows == "all" else head * (tokens - 1) // tokens
         name = "all" if spec.lm_head is None else f"all, head on {HEADS[rows]}"
-        sums.append(part(name, "", [whole - saved, sum(masked.values()) - saved, later]))
+        sums.append(part(name, "", whole - saved, sum(masked.values()) - saved, later))
     beyond = one is not None and tokens == spec.most_tokens
     return Flops(mask=_mask(spec, tokens), parts=parts, total=sums, next_beyond_context=beyond)
 
@@ -289,15 +282,12 @@ class _Run:
         return count.kv_cache_bytes(self.spec, tokens, self.item, self.batch, source)
 
     def matrices(self, tokens: int, source: int) -> Iterator[Matrices]:
-        kinds: dict[tuple[str, int, int, int], int] = {}
-        stacks = [("encoder", self.spec.encoder, source)] if self.spec.encoder is not None else []
-        for name, stack, length in (*stacks, ("self-attention", self.spec, tokens)):
-            for here, layers in count.kinds(stack):
-                parts = [(name, here.attention, length)]
-                parts += [("cross-attention", here.cross, source)] if here.cross is not None else []
-                for kind, part, keys in parts:
-                    key = (kind, part.n_heads, length, keys)
-                    kinds[key] = kinds.get(key, 0) + len(layers)
+        kinds: Counter[tuple[str, int, int, int]] = Counter()
+        for name, stack, length in (("encoder", self.spec.encoder, source), ("self-attention", self.spec, tokens)):
+            for here, layers in count.kinds(stack) if stack is not None else ():
+                for kind, part, keys in ((name, here.attention, length), ("cross-attention", here.cross, source)):
+                    if part is not None:
+                        kinds[kind, part.n_heads, length, keys] += len(layers)
         for (name, heads, queries, keys), layers in kinds.items():
             each = self.batch * heads * queries * keys * self.item
             shape = [self.batch, heads, queries, keys]
@@ -325,31 +315,20 @@ class _Run:
         return self.weights + self.cache_bytes(tokens, source) + activations
 
     def longest(self, rows: Rows, room: int, source: int | None) -> Longest:
-        """By halving, for what is needed grows with T; where no context ends it, from a T that doesn't fit."""
+        """By halving, for what is needed grows with T."""
         most = self.spec.most_tokens
         if self.spec.encoder is not None and source is None:
             most = min(most, self.spec.encoder.most_tokens)
 
-        def fits(tokens: int) -> bool:
-            return self.needed(tokens, source, rows) <= room
+        def lacks(tokens: int) -> bool:
+            return self.needed(tokens, source, rows) > room
 
-        top = next(t for t in map((2).__pow__, itertools.count()) if not fits(t)) if most == math.inf else most
-        tokens = top if fits(top) else _last(fits, top)
-        beyond = None if tokens == most else self.needed(tokens + 1, source, rows)
+        tokens = bisect_left(range(1, min(most, ENDLESS) + 1), True, key=lacks)
         return Longest(
             head=HEADS[rows],
             memory=room,
             tokens=tokens,
             limit="context" if tokens == most else "memory",
             bytes=self.needed(max(tokens, 1), source, rows),
-            beyond=beyond,
+            beyond=None if tokens == most else self.needed(tokens + 1, source, rows),
         )
-
-
-def _last(fits: Callable[[int], bool], most: int) -> int:
-    """The last number from 1 on that fits, given that `most` does not; 0 where none does."""
-    low, high = 0, most
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low

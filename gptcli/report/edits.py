@@ -257,23 +257,21 @@ def edits_of(
     if len(run.ids) > 1:
         raise GptcliError(f"{requests[0].said}: {len(run.ids)} texts, but edits are made in one", "give one text")
     edits, reader = Edits(), _Reader(run, attending, names or Names(run.model), position)
+    read = {"ablate": reader.ablation, "patch": reader.patch, "set": reader.setting}
     for request in requests:
-        if request.kind == "ablate":
-            edits.add(request.said, reader.ablation(request))
-        elif request.kind == "set":
-            edits.add(request.said, reader.setting(request))
-        else:
-            edits.add(request.said, reader.patch(request, edits.notes))
+        edits.add(request.said, read[request.kind](request))
+    edits.notes = reader.notes
     return edits
 
 
 class _Reader:
-    """Reads what options say of one run."""
+    """Reads what options say of one run. notes: what a person should know of them."""
 
     def __init__(self, run: Run, attending: Attending, names: Names, position: str | None):
         self.run, self.attending, self.names, self.position = run, attending, names, position
         every = shapes(run.model.spec, len(run.ids), run.width, run.source_width)
         self.points = {path: Target(path, axes, shape) for path, axes, shape in every}
+        self.notes: list[str] = []
 
     def ablation(self, request: Request) -> list[Part]:
         targets = self.targets(request, request.value)
@@ -284,7 +282,7 @@ class _Reader:
             raise GptcliError(f"{request.said} {why}", "--ablate-with zero does it", "edit")
         return [Part(target, self.where(target), "mean" if mean else 0.0) for target in targets]
 
-    def patch(self, request: Request, notes: list[str]) -> list[Part]:
+    def patch(self, request: Request) -> list[Part]:
         """The same activations as a file holds them: a trace's, any other .safetensors by our names, or a .npy."""
         from gptcli.report.capture import Tensors
 
@@ -305,7 +303,7 @@ class _Reader:
                 fits = f"{target.path} is {list(target.shape)} here ([{','.join(target.axes)}])"
                 raise request.refused(f"{list(values.shape)}, but {fits}", "take it from a text as long")
             parts.append(Part(target, where, values[where]))
-        notes += [f"{name} was traced from other weights than these"] * tensors.of_others(self.run)
+        self.notes += [f"{name} was traced from other weights than these"] * tensors.of_others(self.run)
         return parts
 
     def setting(self, request: Request) -> list[Part]:

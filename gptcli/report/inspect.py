@@ -13,31 +13,20 @@ from gptcli.report import Finding, Report
 from gptcli.report.inspect_config import ConfigValue
 from gptcli.report.inspect_tensors import TensorRow
 
-Verdict = Literal[
-    "not a checkpoint",
-    "corrupt",
-    "unsafe",
-    "incomplete",
-    "ambiguous",
-    "not what its config says",
-    "not finite",
-    "whole",
-]
+Verdict = Literal["not a checkpoint", "corrupt", "unsafe", "incomplete", "ambiguous", "not what its config says",
+                  "not finite", "whole"]  # fmt: skip
 # The verdict that each finding's code makes; of several findings the first in this order speaks.
-CODES: dict[Verdict, tuple[str, ...]] = {
-    "not a checkpoint": ("empty-file", "lfs-pointer", "html-page", "not-weights", "no-weights"),
-    "corrupt": ("corrupt", "index"),
-    "unsafe": ("foreign-object",),
-    "incomplete": (
-        *("missing-weights", "missing-shard", "missing-index", "missing-tensor", "missing-part", "lost-tensor"),
-        "tokenizer",
-    ),
-    "ambiguous": ("several-files", "two-sets", "duplicate-tensor", "index-mismatch"),
-    "not what its config says": (
-        *("config", "tie", "vocabulary", "shape", "dtype", "left-over-tensor", "packing", "adapter", "unknown-key"),
-    ),
-    "not finite": ("nan", "inf"),
-    "whole": (),
+CODES: dict[Verdict, list[str]] = {
+    "not a checkpoint": "empty-file lfs-pointer html-page not-weights no-weights".split(),
+    "corrupt": "corrupt index".split(),
+    "unsafe": ["foreign-object"],
+    "incomplete": """missing-weights missing-shard missing-index missing-tensor missing-part lost-tensor
+        tokenizer""".split(),
+    "ambiguous": "several-files two-sets duplicate-tensor index-mismatch".split(),
+    "not what its config says": """config tie vocabulary shape dtype left-over-tensor packing adapter
+        unknown-key""".split(),
+    "not finite": ["nan", "inf"],
+    "whole": [],
 }
 
 
@@ -257,15 +246,16 @@ def inspect_report(
     checkpoints, unopened = [], []
     for source in sources:
         try:
-            try:
-                checkpoints.append(Inspection(source, find(source), config, wanted, strict).done())
-            except OSError as error:
-                said = f"{error.filename or source}: {error.strerror}"
-                raise GptcliError(said, "give a path that can be read", "file") from None
+            checkpoints.append(Inspection(source, find(source), config, wanted, strict).done())
+            continue
         except GptcliError as error:
-            if len(sources) == 1:
-                raise
-            unopened.append(Unopened(source, error.code, error.message, error.hint))
+            refused = error
+        except OSError as error:
+            said = f"{error.filename or source}: {error.strerror}"
+            refused = GptcliError(said, "give a path that can be read", "file")
+        if len(sources) == 1:
+            raise refused
+        unopened.append(Unopened(source, refused.code, refused.message, refused.hint))
     findings = [finding for one in checkpoints for finding in one.findings]
     return InspectReport(
         findings=findings,

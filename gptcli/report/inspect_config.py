@@ -1,17 +1,20 @@
 """What describes a checkpoint: its config, value by value, or what its own tensors tell. For `inspect`."""
 
 from collections.abc import Iterator
-from dataclasses import field
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from gptcli.checkpoint.files import read_json
-from gptcli.checkpoint.gather import Fault, Gathered, meta_of, settings_in
-from gptcli.data import data, mutable
+from gptcli.checkpoint.gather import Gathered, meta_of, settings_in
+from gptcli.data import data
 from gptcli.errors import GptcliError
 from gptcli.families import Family, family_of
 from gptcli.families.record import Origin, explain
+from gptcli.report import Finding
 from gptcli.spec import Spec, to_dict
+
+if TYPE_CHECKING:
+    from gptcli.report.inspect import Inspected
 
 # Values that a Spec takes from others, where the config has no word for them.
 FOLLOWS = {
@@ -37,120 +40,98 @@ class ConfigValue:
     keys: list[str]
 
 
-@mutable
-class Described:
-    """source: the file that says it, empty where there is none. family: its name, and the record of it.
+class Description:
+    """What describes a checkpoint; `out` is told what it says value by value, and what is wrong with it.
 
-    idle: keys that change nothing in a forward pass; checked: keys that would, and have a value that is implemented;
-    unknown: keys that nobody knows.
+    spec, record: the architecture and its family's record, None where nothing is understood; raw: a config.json's keys.
     """
 
-    source: str = ""
-    spec: Spec | None = None
-    family: str = ""
-    record: Family | None = None
-    values: list[ConfigValue] = field(default_factory=list)
-    idle: list[str] = field(default_factory=list)
-    checked: list[str] = field(default_factory=list)
-    unknown: list[str] = field(default_factory=list)
-    raw: dict[str, Any] = field(default_factory=dict)
-    faults: list[Fault] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
+    def __init__(self, found: Gathered, out: "Inspected"):
+        self.found, self.out = found, out
+        self.spec: Spec | None = None
+        self.record: Family | None = None
+        self.raw: dict[str, Any] = {}
 
+    def read(self, config: str | None) -> None:
+        """config: the one named by -c. Raises GptcliError where it can't be found."""
+        try:
+            self.find(config)
+        except GptcliError as error:
+            if config is not None and error.code == "file":
+                raise
+            said = error.message.removeprefix(f"{self.found.directory}/")
+            if error.code == "family" or "not implemented" in error.message:
+                self.out.notes.append(f"{said}: the tensors are not held against it")
+            else:
+                self.out.findings.append(Finding("config", said, self.out.config))
 
-def describe(found: Gathered, config: str | None) -> Described:
-    """What a config says of a checkpoint; config: the one named by -c. What is wrong with it is among the faults.
+    def find(self, config: str | None) -> None:
+        from gptcli.families.training import RECORDS
 
-    Raises GptcliError where a config that was named can't be found.
-    """
-    described = Described()
-    try:
-        _describe(described, found, config)
-    except GptcliError as error:
-        if config is not None and error.code == "file":
-            raise
-        said = error.message.removeprefix(f"{found.directory}/")
-        if error.code == "family" or "not implemented" in error.message:
-            described.notes.append(f"{said}: the tensors are not held against it")
+        found, first = self.found, self.found.weights
+        name = found.directory.resolve().name
+        if config is not None and not config.endswith(".json"):
+            from gptcli.config import find_config
+
+            self.by_yaml(find_config(config))
+        elif config is not None:
+            self.by_json(Path(config), name)
+        elif found.described is not None:
+            self.by_metadata()
+        elif settings := settings_in(found):
+            self.out.config = f"model_args in {first.name}"
+            self.by_family(settings, "nanogpt-checkpoint", RECORDS["nanogpt-checkpoint"], first.stem)
+        elif first is not None and found.pickled and (settings := meta_of(first)):
+            self.out.config = first.name.replace("model_", "meta_", 1).replace(first.suffix, ".json")
+            self.by_family(settings, "nanochat-checkpoint", RECORDS["nanochat-checkpoint"], first.stem)
+        elif (path := found.directory / "config.json").is_file():
+            self.by_json(path, name)
         else:
-            described.faults.append(Fault("config", said, described.source))
-    return described
+            beside = [found.directory / "config.yaml"] + ([first.with_suffix(".yaml")] if first else [])
+            if path := next(filter(Path.is_file, beside), None):
+                self.by_yaml(path)
 
+    def by_json(self, path: Path, name: str) -> None:
+        self.out.config = path.name
+        self.raw = read_json(path)
+        family = family_of(self.raw, path.name)
+        self.by_family(self.raw, self.raw["model_type"], family, name)
 
-def _describe(described: Described, found: Gathered, config: str | None) -> None:
-    from gptcli.families.training import RECORDS
+    def by_family(self, raw: dict[str, Any], family: str, record: Family, name: str) -> None:
+        out = self.out
+        out.families, self.record = [family], record
+        self.spec, unknown, _, origins, idle, checked = explain(raw, record, name, out.config)
+        out.values = list(_values(self.spec, origins))
+        out.idle, out.checked, out.unknown = list(idle), list(checked), list(unknown)
 
-    first = found.weights
-    name = found.directory.resolve().name
-    if config is not None and not config.endswith(".json"):
-        from gptcli.config import find_config
+    def by_metadata(self) -> None:
+        """A .gguf file says itself what it is."""
+        from gptcli.checkpoint.gguf import numbers_of
+        from gptcli.families.gguf import described as read
 
-        _by_yaml(described, found, find_config(config))
-    elif config is not None:
-        _by_json(described, Path(config), name)
-    elif found.described is not None:
-        _by_metadata(described, found)
-    elif settings := settings_in(found):
-        described.source = f"model_args in {first.name}"
-        _by_family(described, settings, "nanogpt-checkpoint", RECORDS["nanogpt-checkpoint"], first.stem)
-    elif first is not None and found.pickled and (settings := meta_of(first)):
-        described.source = first.name.replace("model_", "meta_", 1).replace(first.suffix, ".json")
-        _by_family(described, settings, "nanochat-checkpoint", RECORDS["nanochat-checkpoint"], first.stem)
-    elif (path := found.directory / "config.json").is_file():
-        _by_json(described, path, name)
-    else:
-        beside = [found.directory / "config.yaml"] + ([first.with_suffix(".yaml")] if first else [])
-        path = next((path for path in beside if path.is_file()), None)
-        if path is not None:
-            _by_yaml(described, found, path)
+        header, path = self.found.described, self.found.weights
+        self.out.config = "its metadata"
+        shapes = {name: info.shape for name, info in header.infos.items()}
+        said = read(header.metadata, shapes, lambda name: numbers_of(header.infos[name]), path.stem, path.name)
+        self.spec, self.record = said.spec, said.family
+        self.out.families, self.out.unknown = [header.metadata["general.architecture"]], list(said.unknown)
+        self.out.values = list(_values(said.spec, said.origins))
 
+    def by_yaml(self, path: Path) -> None:
+        from gptcli.checkpoint.bind import recognise
+        from gptcli.config import read_config, read_yaml
+        from gptcli.families import OWN
+        from gptcli.families.guess import ALL, OWN_NAMES
+        from gptcli.layout import layout
 
-def _by_json(described: Described, path: Path, name: str) -> None:
-    described.source = path.name
-    described.raw = read_json(path)
-    family = family_of(described.raw, path.name)
-    _by_family(described, described.raw, described.raw["model_type"], family, name)
-
-
-def _by_family(described: Described, raw: dict[str, Any], family: str, record: Family, name: str) -> None:
-    described.family, described.record = family, record
-    explained = explain(raw, record, name, described.source)
-    described.spec = explained.spec
-    described.values = list(_values(explained.spec, explained.origins))
-    described.idle, described.checked = list(explained.idle), list(explained.checked)
-    described.unknown = list(explained.unknown)
-
-
-def _by_metadata(described: Described, found: Gathered) -> None:
-    """A .gguf file says itself what it is."""
-    from gptcli.checkpoint.gguf import numbers_of
-    from gptcli.families.gguf import described as read
-
-    infos, path = found.described.infos, found.weights
-    described.source = "its metadata"
-    shapes = {name: info.shape for name, info in infos.items()}
-    said = read(found.described.metadata, shapes, lambda name: numbers_of(infos[name]), path.stem, path.name)
-    described.spec, described.record = said.spec, said.family
-    described.family, described.unknown = found.described.metadata["general.architecture"], list(said.unknown)
-    described.values = list(_values(said.spec, said.origins))
-
-
-def _by_yaml(described: Described, found: Gathered, path: Path) -> None:
-    from gptcli.checkpoint.bind import recognise
-    from gptcli.config import read_config, read_yaml
-    from gptcli.families import OWN
-    from gptcli.families.guess import ALL, OWN_NAMES
-    from gptcli.layout import layout
-
-    described.source = path.name
-    config = read_config(path)
-    described.spec = config.spec
-    records = {OWN_NAMES: OWN, **ALL}
-    described.record = recognise(layout(config.spec), found.infos, records.values())
-    described.family = next(name for name, record in records.items() if record is described.record)
-    written = dict(_leaves(read_yaml(path.read_text(encoding="utf-8"), path.name)))
-    origins = {key: Origin("config", (key,)) for key in written}
-    described.values = list(_values(config.spec, origins, BY_DEFAULT))
+        self.out.config = path.name
+        self.spec = read_config(path).spec
+        records = {OWN_NAMES: OWN, **ALL}
+        self.record = recognise(layout(self.spec), self.found.infos, records.values())
+        self.out.families = [next(name for name, record in records.items() if record is self.record)]
+        written = _leaves(read_yaml(path.read_text(encoding="utf-8"), path.name))
+        origins = {key: Origin("config", (key,)) for key, _ in written}
+        self.out.values = list(_values(self.spec, origins, BY_DEFAULT))
 
 
 def _values(spec: Spec, origins: dict[str, Origin], otherwise: Origin = IN_ALL) -> Iterator[ConfigValue]:
@@ -164,7 +145,7 @@ def _values(spec: Spec, origins: dict[str, Origin], otherwise: Origin = IN_ALL) 
             continue  # as in the other layers
         if path.partition(".")[0] in NOT_RUN or value == [] or (path == "encoder_embed" and spec.encoder is None):
             continue
-        origin = origins.get(path) or _above(path, origins)
+        origin = _nearest(path, origins)
         if origin is None and path in FOLLOWS:
             above = [origins.get(one, otherwise) for one in FOLLOWS[path]]
             keys = tuple(key for one in above if one.kind in ("config", "derived") for key in one.keys)
@@ -174,12 +155,10 @@ def _values(spec: Spec, origins: dict[str, Origin], otherwise: Origin = IN_ALL) 
             yield ConfigValue(path=path, value=value, origin=origin.kind, keys=list(origin.keys))
 
 
-def _above(path: str, origins: dict[str, Origin]) -> Origin | None:
-    while "." in path:
+def _nearest(path: str, origins: dict[str, Origin]) -> Origin | None:
+    while path and path not in origins:
         path = path.rpartition(".")[0]
-        if path in origins:
-            return origins[path]
-    return None
+    return origins[path] if path else None
 
 
 def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:

@@ -1,10 +1,10 @@
 """One path, looked at step by step: what `inspect` reports of it."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gptcli import count
 from gptcli.checkpoint.bind import Binding, compare
@@ -31,15 +31,16 @@ from gptcli.report.inspect import (
     Vocabulary,
     Wanted,
 )
-from gptcli.report.inspect_config import Described, describe, shapes_tell
+from gptcli.report.inspect_config import Description, shapes_tell
 from gptcli.report.inspect_tensors import NO_OWNER, Owned, fits, named, tensor_rows
 from gptcli.report.summary import summary
 from gptcli.spec import to_dict
 
 if TYPE_CHECKING:
-    from gptcli.checkpoint.packed import Packing
+    from gptcli.checkpoint.packed import Packed, Packing
 
-RANKS = {code: (rank, i) for rank, codes in enumerate(CODES.values()) for i, code in enumerate(codes)}
+VERDICTS = {code: verdict for verdict, codes in CODES.items() for code in codes}
+TABLES = ("embed.weight", "lm_head.weight")  # with a row an id
 MOST_REPEATED = 2**30  # bytes of a view that repeats its numbers
 FORMS = {
     "safetensors": "safetensors",
@@ -62,18 +63,17 @@ class Inspection:
         self.infos = self.found.infos
         self.owned: dict[str, Owned] = {}
         self.packing: Packing | None = None
+        self.described = Description(self.found, self.out)
         self.described_count: int | None = None
 
     def done(self) -> Inspected:
         """All that is known of it."""
         self.files()
-        described = Described()
         if self.is_adapter():
             self.adapter()
         else:
-            described = describe(self.found, self.config)
-            self.described(described)
-            self.tensors(described)
+            self.told()
+            self.tensors()
         self.counts()
         self.lost()
         self.out.tensors = tensor_rows(self.infos, self.owned, self.wanted.each or self.wanted.where, self.wanted.fits)
@@ -83,7 +83,7 @@ class Inspection:
             self.statistics()
         if self.wanted.digests:
             self.digests()
-        self.verdict(described)
+        self.verdict()
         return self.out
 
     def fault(self, code: str, said: str, place: str = "") -> None:
@@ -102,10 +102,10 @@ class Inspection:
         out.index, out.absent, out.beside, out.leftovers = found.index, found.absent, found.beside, found.leftovers
         out.metadata, out.wrappers = found.metadata, list(found.wrappers)
         out.kind = "model" if found.held else "nothing"
-        nothing_read = not found.held
         for code, said, place in found.faults:
             # Of several files some may be weights, and then the others are what is missing.
-            self.fault(code if nothing_read or code not in CODES["not a checkpoint"] else "missing-shard", said, place)
+            lacks = found.held and code in CODES["not a checkpoint"]
+            self.fault("missing-shard" if lacks else code, said, place)
         for name, foreign in found.foreign.items():
             shown = ", ".join(foreign[:3]) + " …" * (len(foreign) > 3)
             said = f"it holds foreign objects ({shown}), whose code would run if it were unpickled; nothing was run"
@@ -154,44 +154,39 @@ class Inspection:
 
     # What describes it
 
-    def described(self, described: Described) -> None:
-        out = self.out
-        for code, said, place in described.faults:
-            self.fault(code, said, place)
-        out.notes += described.notes
-        out.config, out.families = described.source, [described.family] if described.family else []
-        out.values, out.idle, out.checked = described.values, described.idle, described.checked
-        out.unknown = described.unknown
-        if described.spec is not None:
-            out.spec, out.summary = to_dict(described.spec), summary(described.spec)
-        if self.strict and described.unknown:
-            self.fault("unknown-key", f"unknown keys: {', '.join(described.unknown)}", described.source)
+    def told(self) -> None:
+        self.described.read(self.config)
+        out, spec = self.out, self.described.spec
+        if spec is not None:
+            out.spec, out.summary = to_dict(spec), summary(spec)
+        if self.strict and out.unknown:
+            self.fault("unknown-key", f"unknown keys: {', '.join(out.unknown)}", out.config)
 
-    def tensors(self, described: Described) -> None:
+    def tensors(self) -> None:
         """Joins the tensors to the layout, or to the names of a family that fits."""
-        if not self.infos:
-            return
-        logical = self.unpacked(described.raw)
+        spec, record = self.described.spec, self.described.record
+        logical = self.unpacked() if self.infos else None
         if logical is None:
             return
-        if described.spec is None or described.record is None:
-            self.guessed(logical, described)
+        if spec is None or record is None:
+            self.guessed(logical)
             return
-        params = tuple(layout(described.spec))
+        params = tuple(layout(spec))
         self.described_count = count.total(params)
-        binding, misfits = compare(params, logical, described.record)
+        binding, misfits = compare(params, logical, record)
         self.out.prefix = binding.prefix
         self.own(params, binding, misfits)
-        self.misfits(misfits, binding, described)
-        self.tie(binding, described, logical)
-        self.vocabulary(described.spec.vocab_size, self.rows_of(binding, "embed.weight", logical))
+        self.misfits(misfits)
+        embed, head = (binding.bounds[name].stored if name in binding.bounds else "" for name in TABLES)
+        self.tie(embed, head, logical)
+        self.vocabulary(spec.vocab_size, next(iter(logical[embed].shape), None) if embed else None)
 
-    def unpacked(self, raw: Mapping[str, Any]) -> Mapping[str, TensorInfo] | None:
+    def unpacked(self) -> Mapping[str, TensorInfo] | None:
         """The tensors as they would be if nothing was packed; None where packed ones can't be made out."""
         from gptcli.checkpoint import packed
 
         try:
-            self.packing = packed.recognise(self.infos, raw)
+            self.packing = packed.recognise(self.infos, self.described.raw)
         except GptcliError as error:
             if error.code == "file":
                 raise
@@ -202,20 +197,19 @@ class Inspection:
                 self.fault({"incomplete": "missing-part", "config": "config"}.get(error.code, "packing"), said)
                 self.out.notes.append("packed as they are, the tensors are not held against the config")
                 return None
-        if self.packing is None:
-            return self.infos
-        roles = Counter(role for one in self.packing.weights.values() for role in one.parts if role != "numbers")
         p = self.packing
-        self.out.quantised = Quantised(
-            p.method, p.schemes, p.count, p.stored, p.bytes, round(p.bits_a_weight, 4), dict(roles)
-        )
+        if p is None:
+            return self.infos
+        roles = dict(Counter(role for one in p.weights.values() for role in one.parts if role != "numbers"))
+        bits = round(p.bits_a_weight, 4)
+        self.out.quantised = Quantised(p.method, p.schemes, p.count, p.stored, p.bytes, bits, roles)
         return p.logical(self.infos)
 
-    def guessed(self, logical: Mapping[str, TensorInfo], described: Described) -> None:
+    def guessed(self, logical: Mapping[str, TensorInfo]) -> None:
         """No config that is understood: names tell the family, and shapes the sizes."""
         from gptcli.families.guess import guess
 
-        if not described.source:
+        if not self.out.config:
             self.out.notes.append("no config describes it: names tell the family, and shapes the sizes")
         found = guess(logical)
         if found is None:
@@ -223,7 +217,7 @@ class Inspection:
             self.own_packed({})
             return
         self.out.families, self.out.prefix = self.out.families or list(found.families), found.prefix
-        if described.spec is None and not self.out.values:
+        if self.described.spec is None and not self.out.values:
             self.out.values = shapes_tell(found.values)
         ours = {name: found.ours(name) for name in logical}
         self.owned = {name: Owned((our,), "weight") for name, our in ours.items() if our and name in self.infos}
@@ -242,85 +236,65 @@ class Inspection:
         self.own_packed(names)
         if self.packing is not None:
             order = {param.name: i for i, param in enumerate(params)}
-            last = [" "]
-            self.owned = dict(
-                sorted(
-                    self.owned.items(), key=lambda one: order.get((one[1].names or last)[0].split(" ")[0], len(order))
-                )
-            )
-        self.owned |= {name: Owned((), "buffer") for name in binding.buffers if name in self.infos}
-        self.owned |= {name: Owned((), "unused") for name in binding.unused if name in self.infos}
+            own = {name: next(iter(owned.names), "").partition(" ")[0] for name, owned in self.owned.items()}
+            self.owned = {name: self.owned[name] for name in sorted(own, key=lambda n: order.get(own[n], len(order)))}
         left = [misfit.stored for misfit in misfits if misfit.code == "left-over-tensor"]
-        self.owned |= {name: Owned((), "left over") for name in left if name in self.infos}
+        for kind, stored in (("buffer", binding.buffers), ("unused", binding.unused), ("left over", left)):
+            self.owned |= {name: Owned((), kind) for name in stored if name in self.infos}
+
+    def packed(self) -> Iterator[tuple[str, "Packed", dict[str, str]]]:
+        """Every packed weight under the name that it has unpacked, and its parts' names among the tensors, by role."""
+        for name, weight in self.packing.weights.items() if self.packing else ():
+            stored = {role: bare(part.key) if self.found.wrappers else part.key for role, part in weight.parts.items()}
+            yield name, weight, stored
 
     def own_packed(self, names: Mapping[str, Sequence[str]]) -> None:
         """The parts of packed weights; names: ours by the name that a weight has unpacked."""
-        if self.packing is None:
-            return
-        for name, one in self.packing.weights.items():
+        for name, weight, parts in self.packed():
             ours = tuple(names.get(name, ()))
-            for role, stored in zip(one.parts, self.stored_names(one.parts.values())):
-                if role == "numbers":
-                    self.owned[stored] = Owned(ours, "packed", one.shape)
-                else:
-                    self.owned[stored] = Owned(tuple(f"{our} ({role})" for our in ours), "scale")
-        self.owned |= {name: Owned((), "scale") for name in self.packing.ignored}
+            for role, stored in parts.items():
+                beside = Owned(tuple(f"{our} ({role})" for our in ours), "scale")
+                self.owned[stored] = Owned(ours, "packed", weight.shape) if role == "numbers" else beside
+        self.owned |= {name: Owned((), "scale") for name in (self.packing.ignored if self.packing else ())}
 
-    def misfits(self, misfits: list[Misfit], binding: Binding, described: Described) -> None:
+    def misfits(self, misfits: list[Misfit]) -> None:
         """What does not fit the layout, alike things together."""
-        lost, spec = {bare(name) for name in self.found.lost}, described.spec
-        groups: dict[tuple, list[Misfit]] = {}
+        lost = {bare(name) for name in self.found.lost}
+        groups: dict[tuple, dict[str, str]] = {}
         for one in misfits:
-            if one.code == "missing-tensor" and one.stored in lost:
-                continue
-            table = one.param in ("embed.weight", "lm_head.weight")
-            rows = len(one.found) == 2 and one.found[1:] == one.needed[1:]
-            code = "vocabulary" if one.code == "shape" and table and rows else one.code
-            if (
-                one.code == "missing-tensor"
-                and one.param == "lm_head.weight"
-                and spec.lm_head
-                and not spec.lm_head.tied
-            ):
-                code = "tie"
-            groups.setdefault((code, one.found, one.needed), []).append(one)
-        for (code, found, needed), alike in groups.items():
-            ours = {one.stored: one.param for one in alike}
+            if one.code != "missing-tensor" or one.stored not in lost:
+                groups.setdefault((self.code(one), one.found, one.needed), {})[one.stored] = one.param
+        for (code, found, needed), ours in groups.items():
             for pattern in fold(ours):
                 many, params = _several(pattern.text, pattern.names), [ours[name] for name in pattern.names]
-                owner = braced(params) or params[0]
-                self.fault(
-                    code, _misfit(code, many, owner, found, needed, self.infos.get(pattern.names[0])), pattern.text
-                )
+                owner, info = braced(params) or params[0], self.infos.get(pattern.names[0])
+                self.fault(code, _misfit(code, many, owner, found, needed, info), pattern.text)
+
+    def code(self, one: Misfit) -> str:
+        """Of the finding that a misfit makes: the head and the vocabulary have their own."""
+        head = self.described.spec.lm_head
+        if one.code == "missing-tensor" and one.param == "lm_head.weight" and head and not head.tied:
+            return "tie"
+        rows = len(one.found) == 2 and one.found[1:] == one.needed[1:]
+        return "vocabulary" if one.code == "shape" and one.param in TABLES and rows else one.code
 
     # Head and vocabulary
 
-    def tie(self, binding: Binding, described: Described, logical: Mapping[str, TensorInfo]) -> None:
+    def tie(self, embed: str, stored: str, logical: Mapping[str, TensorInfo]) -> None:
         """A head beside a tie: the same bytes are redundant, others contradict the config."""
-        head = described.spec.lm_head
+        head = self.described.spec.lm_head
         if head is None:
             return
-        if not head.tied:
-            stored = binding.bounds.get("lm_head.weight")
-            self.out.tie = Tie(False, stored.stored if stored else "")
-            return
-        table = binding.bounds.get("embed.weight")
-        again = binding.bounds.get("lm_head.weight")
-        if again is None or table is None:
-            self.out.tie = Tie(True, "")
+        if not head.tied or not stored or not embed:
+            self.out.tie = Tie(head.tied, "" if head.tied else stored)
             return
         from gptcli.checkpoint.scan import alike
 
-        a, b = logical[again.stored], logical[table.stored]
-        same, compared = alike(a, b)
-        self.out.tie = Tie(True, again.stored, same, compared)
+        same, compared = alike(logical[stored], logical[embed])
+        self.out.tie = Tie(True, stored, same, compared)
         if same is False:
-            said = f"the config ties the head, but {again.stored} differs from {table.stored}; the file's is used"
-            self.fault("tie", said, again.stored)
-
-    def rows_of(self, binding: Binding, name: str, logical: Mapping[str, TensorInfo]) -> int | None:
-        bound = binding.bounds.get(name)
-        return logical[bound.stored].shape[0] if bound and logical[bound.stored].shape else None
+            said = f"the config ties the head, but {stored} differs from {embed}; the file's is used"
+            self.fault("tie", said, stored)
 
     def vocabulary(self, said: int | None, rows: int | None) -> None:
         from gptcli.tokens.size import size_of
@@ -332,10 +306,8 @@ class Inspection:
             self.fault("tokenizer", error.message.removeprefix(f"{self.found.directory}/"))
         self.out.vocabulary = Vocabulary(rows, said, size.ids if size else None, size.file if size else "")
         if size and rows is not None and size.ids > rows:
-            said = (
-                f"the tokenizer knows {size.ids:,} ids and the table has {rows:,} rows: ids from {rows:,} on have none"
-            )
-            self.fault("vocabulary", said, size.file)
+            beyond = f"the table has {rows:,} rows: ids from {rows:,} on have none"
+            self.fault("vocabulary", f"the tokenizer knows {size.ids:,} ids and {beyond}", size.file)
 
     # What needs the bytes
 
@@ -358,8 +330,7 @@ class Inspection:
         from gptcli.model.statistics import statistics_of
 
         infos, packed, parts = self.whole(), {}, set()
-        for weight in self.packing.weights.values() if self.packing else ():
-            stored = dict(zip(weight.parts, self.stored_names(weight.parts.values())))
+        for _, weight, stored in self.packed():
             if weight.runs and all(name in infos for name in stored.values()):
                 packed[stored.pop("numbers")] = weight
                 parts.update(stored.values())
@@ -368,95 +339,83 @@ class Inspection:
                 self.note(f"no statistics of packed numbers: {weight.said} is not dequantised")
         infos = {name: info for name, info in infos.items() if name not in parts and self.fits(name, info)}
         self.out.statistics = []
-        with self.wanted.progress("statistics", sum(info.end - info.start for info in infos.values())) as step:
+        with self.wanted.progress("statistics", _bytes(infos.values())) as step:
             for name, one in statistics_of(infos, self.lays(infos), packed, self.wanted.spectral, step):
                 stored = packed[name].name if name in packed else infos[name].key
-                row = StatisticsRow(stored=stored, name=named(self.owner(name).names), **vars(one))
+                row = StatisticsRow(stored=stored, name=named(self.owned.get(name, NO_OWNER).names), **vars(one))
                 self.out.statistics.append(row)
-                for code, word, count, first in (
-                    ("nan", "NaN", one.nan, one.first_nan),
-                    ("inf", "infinite", one.inf, one.first_inf),
-                ):
-                    if count:
-                        self.fault(code, f"tensor {stored} holds {count:,} {word}, the first at {first}", stored)
-
-    def stored_names(self, parts: Iterable[TensorInfo]) -> list[str]:
-        """The names under which parts of packed weights stand among the tensors."""
-        return [bare(part.key) if self.found.wrappers else part.key for part in parts]
+                bad = (("nan", "NaN", one.nan, one.first_nan), ("inf", "infinite", one.inf, one.first_inf))
+                for code, word, times, first in bad:
+                    if times:
+                        self.fault(code, f"tensor {stored} holds {times:,} {word}, the first at {first}", stored)
 
     def digests(self) -> None:
         from gptcli.checkpoint.scan import digest
 
         infos, found = self.whole(), self.found
-        with self.wanted.progress("digests", sum(info.end - info.start for info in infos.values())) as step:
+        with self.wanted.progress("digests", _bytes(infos.values())) as step:
             digests = digest(infos, self.lays(infos), step)
         incomplete = found.lost or found.absent or any(f.code in CODES["corrupt"] for f in found.faults)
         tensors = {info.key: digests.tensors[name] for name, info in infos.items() if self.fits(name, info)}
         self.out.digests = Digests("sha256", None if incomplete else digests.model, tensors)
 
-    def owner(self, name: str) -> Owned:
-        return self.owned.get(name, NO_OWNER)
-
     def fits(self, name: str, info: TensorInfo) -> bool:
         """Whether a tensor is one of those that were asked for."""
-        return self.wanted.fits is None or fits(self.wanted.fits, info, self.owner(name))
+        return fits(self.wanted.fits, info, self.owned.get(name, NO_OWNER))
 
     # Counts, and the verdict
 
     def counts(self) -> None:
-        buffers = {name for name, own in self.owned.items() if own.kind == "buffer"}
-        sizes = {name: prod(info.shape) for name, info in self.infos.items()}
-        rows: dict[str, list[int]] = {}
-        for name, info in self.infos.items():
-            row = rows.setdefault(info.dtype, [0, 0, 0])
-            row[0] += 1
-            row[1] += sizes[name]
-            row[2] += info.end - info.start
-        by_bytes = sorted(rows.items(), key=lambda item: -item[1][2])
-        self.out.dtypes = [DtypeRow(dtype, *row) for dtype, row in by_bytes]
-        if not self.infos:
-            return
-        stored, apart = sum(sizes.values()), sum(sizes[name] for name in buffers)
-        self.out.parameters = Counts(self.distinct(buffers), self.described_count, stored, apart)
+        alike: dict[str, list[TensorInfo]] = {}
+        for info in self.infos.values():
+            alike.setdefault(info.dtype, []).append(info)
+        rows = [DtypeRow(dtype, len(infos), _numbers(infos), _bytes(infos)) for dtype, infos in alike.items()]
+        self.out.dtypes = sorted(rows, key=lambda row: -row.bytes)
+        if self.infos:
+            buffers = {name for name, own in self.owned.items() if own.kind == "buffer"}
+            apart = _numbers(self.infos[name] for name in buffers)
+            stored = _numbers(self.infos.values())
+            self.out.parameters = Counts(self.distinct(buffers), self.described_count, stored, apart)
 
     def distinct(self, buffers: set[str]) -> int:
         """Distinct parameters in the files: tensors that lie in the same bytes count once, packed ones as they were."""
         infos = self.packing.logical(self.infos) if self.packing else self.infos
         head = self.out.tie.head if self.out.tie and self.out.tie.config and self.out.tie.same is not False else ""
+        infos = {name: info for name, info in infos.items() if name not in buffers and name != head}
         if self.found.pickled is None:  # other formats have no two names for the same bytes
-            return sum(prod(info.shape) for name, info in infos.items() if name not in buffers and name != head)
-        spans = {}
-        for name, info in infos.items():
-            if name not in buffers and name != head:
-                spans[(info.file, info.start, info.end) if info.end > info.start else name] = prod(info.shape)
-        return sum(spans.values())
+            return _numbers(infos.values())
+        apart = {(i.file, i.start, i.end) if i.end > i.start else name: i for name, i in infos.items()}
+        return _numbers(apart.values())
 
-    def verdict(self, described: Described) -> None:
+    def verdict(self) -> None:
         out = self.out
-        out.findings.sort(key=lambda finding: RANKS[finding.code])
+        out.findings.sort(key=lambda finding: list(VERDICTS).index(finding.code))
         if out.findings:
             first = out.findings[0]
-            out.verdict = list(CODES)[RANKS[first.code][0]]
+            out.verdict = VERDICTS[first.code]
             place = f"{first.path}: " if first.path and (self.found.directory / first.path).is_file() else ""
             more = f" (and {len(out.findings) - 1} more)" if len(out.findings) > 1 else ""
             out.said = f"{place}{first.message}{more}"
             return
-        total, files = sum(file.bytes for file in out.files), len(out.files)
-        alone = (
-            ""
-            if described.spec or out.adapter
-            else " · no config that gptcli understands"
-            if out.config
-            else " · no config"
-        )
         what = out.adapter.said if out.adapter else " or ".join(out.families[:3]) or out.format
         if out.quantised is not None:
             what += f", {next(iter(out.quantised.schemes))}"
         if out.parameters is None:
             out.said = f"{what} · no tensors"
             return
-        tensors = f"{out.parameters.total:,} parameters in {amount(sum(file.tensors for file in out.files), 'tensor')}"
-        out.said = f"{what} · {tensors} · {amount(total, 'byte')} in {amount(files, 'file')}{alone}"
+        tensors = amount(sum(file.tensors for file in out.files), "tensor")
+        size = amount(sum(file.bytes for file in out.files), "byte")
+        alone = "no config that gptcli understands" if out.config else "no config"
+        said = f"{what} · {out.parameters.total:,} parameters in {tensors} · {size} in {amount(len(out.files), 'file')}"
+        out.said = said if self.described.spec or out.adapter else f"{said} · {alone}"
+
+
+def _numbers(infos: Iterable[TensorInfo]) -> int:
+    return sum(prod(info.shape) for info in infos)
+
+
+def _bytes(infos: Iterable[TensorInfo]) -> int:
+    return sum(info.end - info.start for info in infos)
 
 
 def _several(pattern: str, names: Sequence[str]) -> str:

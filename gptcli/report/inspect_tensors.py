@@ -58,8 +58,7 @@ def tensor_rows(
     """
     parts = [(infos[name], own) for name, own in owned.items() if name in infos]
     parts += [(info, NO_OWNER) for name, info in infos.items() if name not in owned]
-    if wanted is not None:
-        parts = [(info, own) for info, own in parts if fits(wanted, info, own)]
+    parts = [(info, own) for info, own in parts if fits(wanted, info, own)]
     if each:
         return [_row(info.key, [info], own.names, own) for info, own in parts]
     groups: dict[tuple, dict[tuple[int, ...], tuple[TensorInfo, Owned]]] = {}
@@ -70,9 +69,9 @@ def tensor_rows(
     return [row for key, group in groups.items() for row in _folded(key[0], group)]
 
 
-def fits(wanted: str, info: TensorInfo, own: Owned) -> bool:
-    """Whether one of a tensor's names, with its wrappers or without, fits a shell's pattern."""
-    return any(fnmatchcase(name, wanted) for name in (info.key, bare(info.key), *own.names))
+def fits(wanted: str | None, info: TensorInfo, own: Owned) -> bool:
+    """Whether one of a tensor's names, with its wrappers or without, fits a shell's pattern; None: all do."""
+    return wanted is None or any(fnmatchcase(name, wanted) for name in (info.key, bare(info.key), *own.names))
 
 
 def _folded(template: str, group: dict[tuple[int, ...], tuple[TensorInfo, Owned]]) -> Iterator[TensorRow]:
