@@ -126,9 +126,10 @@ class Opened:
 
         Raises nothing for a pattern that matches none: `gptcli trace --list` names them all.
         """
+        from gptcli.model.measure import alone
         from gptcli.trace import Recorder
 
-        recorder, run = Recorder(*paths), self._run(text, source)
+        recorder, run = Recorder(*paths, note=lambda path, x: alone(x)), self._run(text, source)
         run.forward("all", recorder, head=run.needs_head(recorder.wants))
         return recorder.kept
 

@@ -64,15 +64,37 @@ def _selected(path: str, shape: tuple[int, ...], select: Selection) -> tuple[int
 
 
 def streamed(size: Size, wanted: Callable[[str], bool]) -> int:
-    """Bytes that are held to write them: the largest at once, of scores and weights those of some queries."""
-    largest = 0
+    """Bytes that are held to write them: the largest at once, of scores and weights what some queries' take."""
+    largest, keys = 0, ()
     for path, _, shape in size.points():
+        name = path.rpartition(".")[2]
+        keys = shape if name == "k" else keys
         if wanted(path):
-            beside = path.rpartition(".")[2] in BESIDE
-            some = Selection(queries=slice(0, QUERY_BLOCK)) if beside else EVERYTHING
-            times = 4 if beside else 1  # scores, those behind the mask, weights, and what softmax makes
-            largest = max(largest, times * prod(_selected(path, shape, some)) * ITEM_BYTES[size.dtype_of(path)])
+            numbers = prod(shape) * ITEM_BYTES[size.dtype_of(path)]
+            largest = max(largest, _of_queries(size, shape, keys) if name in BESIDE else numbers)
     return largest
+
+
+def _of_queries(size: Size, shape: tuple[int, ...], keys: tuple[int, ...]) -> int:
+    """Bytes that scores and weights [B, H, T, ...] of a block of queries take, read from keys [B, G, S, D]."""
+    batch, heads, queries, *_ = shape
+    item, groups, half = ITEM_BYTES[size.dtype], keys[1], ITEM_BYTES[size.dtype] < 4
+    # Scores, those behind the mask, weights, and what softmax makes; keys for each query head, and in float32.
+    numbers = 4 * min(queries, QUERY_BLOCK) * keys[2] * (4 if half else item)
+    copies = keys[2] * keys[3] * ((item if groups < heads else 0) + (4 if half else 0))
+    return batch * heads * (numbers + copies)
+
+
+def arrayed(size: Size, path: str) -> int:
+    """Bytes that are held to write one activation as an array: all of it, and what it is made from."""
+    at, _, name = path.rpartition(".")
+    if name not in BESIDE:
+        return kept(size, path.__eq__)
+    blocks = streamed(size, path.__eq__)
+    if size.width <= QUERY_BLOCK:
+        return blocks
+    weights = kept(size, f"{at}.pattern".__eq__)  # a whole matrix for each head, and another of scores
+    return blocks + (2 if name == "scores" else 1) * weights
 
 
 def listed(numbers: int, as_json: bool) -> int:

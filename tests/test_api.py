@@ -35,6 +35,14 @@ def test_the_worked_example():
     assert m.weights["layers.0.mlp.up.weight"].shape == (8, 4)
 
 
+def test_an_activation_that_is_kept_keeps_nothing_else():
+    """Queries, keys and values may come out of one product: who keeps the values has their bytes, and no others."""
+    found = gptcli.open("tiny-gpt2").activations("The cat sat", "*.attn.v", "*.attn.z", "*.resid_post")
+    assert len(found) == 6
+    for path, x in found.items():
+        assert x.untyped_storage().nbytes() == x.nbytes, path
+
+
 def test_reports_are_those_of_the_commands():
     m = gptcli.open("tiny-gpt2", dtype="f64")
     assert m.params().parameters.total == 37_760

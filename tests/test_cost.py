@@ -2,10 +2,14 @@
 limit is refused with the request that fits.
 """
 
+import json
 import os
 import shutil
 import tracemalloc
+from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
+from itertools import accumulate
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,6 +17,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.profiler import ProfilerActivity, profile
 
 from gptcli import cost, shipped
 from gptcli.config import read_config
@@ -20,14 +25,16 @@ from gptcli.errors import GptcliError
 from gptcli.layout import layout
 from gptcli.model.forward import Inputs, forward
 from gptcli.model.init import random_weights
+from gptcli.model.stream import Stream, header
 from gptcli.model.weights import Weights
 from gptcli.render.plain import to_json
-from gptcli.report.capture import size_of
+from gptcli.report.capture import array, size_of
 from gptcli.report.room import Room
 from gptcli.report.trace import trace_report
 from gptcli.run import Run
 from gptcli.source import open_model
-from gptcli.trace import Recorder, Selection
+from gptcli.spec import to_dict
+from gptcli.trace import SILENT, Recorder, Selection, Silent
 from tests.command import gptcli as run
 from tests.toys import shrunk
 
@@ -74,6 +81,54 @@ def test_the_bytes_are_those_that_a_recorder_keeps(name, dtype, wanted, heads, q
     forward(Inputs(ids, source=source), weights, spec, recorder)
     size = cost.Size(spec, batch, width, width + 2 if source else 0, str(dtype).removeprefix("torch."))
     assert cost.kept(size, recorder.wants, select) == sum(x.nbytes for x in recorder.kept.values())
+
+
+def allocated(run: Callable[[], object]) -> int:
+    """What torch's allocator holds for a run at most."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as watched:
+        run()
+    events = (e for e in watched.profiler.kineto_results.events() if e.name() == "[memory]")
+    return max(accumulate(e.nbytes() for e in sorted(events, key=lambda e: e.start_ns())))
+
+
+@pytest.mark.parametrize("wanted", [("scores",), ("pattern",), ("scores", "pattern")])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("groups", [1, 4])
+def test_what_writing_holds_is_about_what_the_allocator_gave(groups, dtype, wanted):
+    """Scores and weights by blocks of queries, in a layer so narrow that they are what is largest."""
+    spec = replace(opened("llama3-8b", torch.float32)[0], context_length=700, n_layers=1)
+    spec = replace(spec, attention=replace(spec.attention, n_heads=8, n_kv_heads=groups, head_dim=16))
+    params = list(layout(spec))
+    weights = Weights.of(params, random_weights(spec, params, 0, getattr(torch, dtype), CPU))
+    size, paths = cost.Size(spec, 1, 600, 0, dtype), {f"layers.0.attn.{name}" for name in wanted}
+    tensors = {path: (size.dtype_of(path), shape) for path, _, shape in size.points() if path in paths}
+    inputs, slots = Inputs(torch.arange(600)[None] % 64, rows="all"), header(tensors, {})[1]
+
+    def taken(probe: Silent) -> int:
+        with torch.inference_mode():
+            return allocated(lambda: forward(inputs, weights, spec, probe))
+
+    with Path(os.devnull).open("wb") as nothing:
+        most = taken(Stream(nothing, slots))
+    said = cost.streamed(size, paths.__contains__)
+    assert most - taken(SILENT) <= said <= 1.3 * most
+
+
+@pytest.mark.parametrize("name", ["scores", "pattern", "sink"])
+def test_an_array_of_scores_or_weights_is_held_whole(name, tmp_path):
+    """About what torch's allocator gave; `-o x.npy` says it, and is refused for it."""
+    spec = replace(opened("llama3-8b", torch.float32)[0], context_length=700, n_layers=1, name="a")
+    spec = replace(spec, attention=replace(spec.attention, sinks=True))
+    (tmp_path / "a.yaml").write_text(json.dumps(to_dict(spec)))
+    words, path = ("-c", tmp_path / "a.yaml", "--ids", ",".join(["3"] * 600)), f"layers.0.attn.{name}"
+    here = Run(open_model(config=str(tmp_path / "a.yaml")), [[3] * 600])
+    plain, said = allocated(lambda: here.forward("all")), cost.arrayed(size_of(here), path)
+    most = allocated(lambda: array(here, path))
+    assert most - plain <= said <= 1.3 * most
+    told = run("trace", *words, "--at", path, "-o", tmp_path / "x.npy", "--json").json["held_bytes"]
+    assert told == said
+    ran = run("trace", *words, "--at", path, "-o", tmp_path / "y.npy", "--max-memory", said - 1)
+    assert ran.status == 2 and "-o FILE.safetensors" in ran.err and not (tmp_path / "y.npy").exists()
 
 
 @pytest.mark.parametrize("name", SHIPPED)

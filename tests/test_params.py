@@ -573,6 +573,9 @@ LARGER |= {
     "wide heads": replace(ROTARY, attention=replace(ROTARY.attention, head_dim=128, qk_norm="head"), mlp=NARROW),
     "part of a head turns": replace(ROTARY, position=Rope(rotary_dim=8), mlp=NARROW),
     "attention alone": replace(LEARNED, mlp=NoMLP()),
+    "wide vectors": replace(
+        LEARNED, attention=replace(LEARNED.attention, head_dim=4), mlp=replace(LEARNED.mlp, size=8)
+    ),
 }
 
 

@@ -2,6 +2,8 @@
 
 import json
 import math
+import mmap
+import os
 import sys
 from pathlib import Path
 
@@ -9,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from gptcli.model import device, pages
+from gptcli.model import device, load, pages
 from gptcli.run import Run
 from gptcli.source import open_model
 from gptcli.trace import Silent
@@ -115,6 +117,41 @@ def test_only_pages_of_files_are_given_back(tmp_path: Path):
     pages.give_back(pages.span(own), [])
     assert not mapping.any()
     assert bool((own == 7).all())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells where a file is mapped")
+@pytest.mark.parametrize("name", [b"a b", "line\u2028line\x85".encode(), b"\xff is no UTF-8", b" begins and ends "])
+def test_a_file_of_any_name_is_found_where_it_is_mapped(name: bytes, tmp_path: Path):
+    file = tmp_path / os.fsdecode(name)
+    file.write_bytes(bytes(8192))
+    with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ):
+        [(low, high)] = pages.mapped(file)
+        assert high - low == 8192
+    assert pages.mapped(file) == []
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems take no such name")
+def test_a_path_that_the_library_refuses_is_told_in_a_line(tmp_path: Path):
+    folder = tmp_path / os.fsdecode(b"\xff")
+    save_toy(LLAMA, tmp_path)
+    folder.mkdir()
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / name).rename(folder / name)
+    ran = gptcli("topk", "--ids", "5,17", "-m", folder)
+    assert ran.status == 2 and "UTF-8" in ran.err and "defect" not in ran.err and ran.err.count("\n") == 1
+
+
+def test_more_rows_than_a_table_has_are_not_picked_some_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A table of distances has a few rows, which T × T pairs read: all at once. Of a large one a few are picked."""
+    save_toy(LLAMA, tmp_path)
+    asked, honest = [], load._Passing.pick
+    monkeypatch.setattr(
+        load._Passing, "pick", lambda self, table, rows: asked.append(len(rows)) or honest(self, table, rows)
+    )
+    table, rows = load_file(tmp_path / "model.safetensors")["model.embed_tokens.weight"], torch.arange(40 * 40) % 96
+    weights = open_model(str(tmp_path)).weights(torch.float64, torch.device("cpu"), "on")
+    assert torch.equal(weights.rows("embed.weight", rows), table[rows]) and asked == []
+    assert torch.equal(weights.rows("embed.weight", rows[:95]), table[:95]) and asked == [95]
 
 
 def test_auto_streams_what_half_of_the_free_memory_does_not_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

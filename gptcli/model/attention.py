@@ -139,8 +139,8 @@ def attention(
     turns: rotations of the queries and of the keys, or None. arXiv:1706.03762, 2305.13245 (grouped key/value heads).
     """
     part = spec.attention
-    joint = linears(x, w, "q", "k", "v") if x is memory else [linear(x, w, "q"), *linears(memory, w, "k", "v")]
-    q, k, v = joint  # [B, T, H·D], [B, S, G·D] twice
+    # Held by no list: queries and keys go when they are turned. [B, T, H·D], [B, S, G·D] twice
+    q, k, v = linears(x, w, "q", "k", "v") if x is memory else (linear(x, w, "q"), *linears(memory, w, "k", "v"))
     q = probe("q", split_heads(q, part.n_heads))
     k = probe("k", split_heads(k, part.n_kv_heads))
     v = probe("v", split_heads(v, part.n_kv_heads))
@@ -288,6 +288,7 @@ def watch(
         for name, x in zip(BESIDE, found):
             if x is not None:
                 probe(name, x)
+        del found, x  # before the next part is made
 
 
 class Weighed(NamedTuple):
@@ -309,13 +310,14 @@ def in_blocks(
         return weigh(q, k, sight.mask(), scale, sinks, cap, sight.bias)
     pattern = q.new_empty(*q.shape[:3], k.shape[2], dtype=wide(q.dtype))  # [B, H, T, S]
     scores = torch.empty_like(pattern) if of_scores else None
-    sink = None if sinks is None else pattern.new_empty(pattern.shape[:3])
+    sink = None if sinks is None else pattern.new_empty(q.shape[:3])  # [B, H, T]
     for rows, columns in reversed(blocks):  # the widest first: where its parts lay, the others' find room
         read = slice(0, k.shape[2]) if of_scores else columns
         seen = sight.at(rows, read)
         found = weigh(q[:, :, rows], k[:, :, read], seen.mask(), scale, sinks, cap, seen.bias)
         pattern[:, :, rows, read] = found.pattern
-        pattern[:, :, rows, : read.start], pattern[:, :, rows, read.stop :] = 0, 0
+        beyond = found.pattern[..., :1] * 0  # NaN stays: a query without weights has none of any key
+        pattern[:, :, rows, : read.start], pattern[:, :, rows, read.stop :] = beyond, beyond
         if scores is not None:
             scores[:, :, rows] = found.scores
         if sink is not None:

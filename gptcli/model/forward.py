@@ -138,8 +138,8 @@ def layer(
     x = probe("resid_pre", x)
     h = read(x, "attn_norm", w, spec, probe) if spec.attention.normed else x
     turns = rotation and (tuple(table[:, :, rows] for table in rotation), rotation)
-    asking = h if rows == slice(None) else h[:, rows]
-    x, out = x[:, rows], attention(asking, h, sight.at(rows), turns, w.at("attn"), spec, probe.at("attn"))
+    out = attention(_of_rows(h, rows), h, sight.at(rows), turns, w.at("attn"), spec, probe.at("attn"))
+    x = x[:, rows]
     r = probe("resid_mid", add(x, out, "attn", w, spec, probe))
     if memory is not None:
         r = look_across(r, memory.x, memory.sight.at(rows), w, spec, probe)
@@ -148,6 +148,11 @@ def layer(
     h = mlp_reads(x, h[:, rows], r, w, spec, probe)
     out = mlp(h, w.at("mlp"), spec.mlp, probe.at("mlp"))
     return probe("resid_post", add(r, out, "mlp", w, spec, probe))
+
+
+def _of_rows(x: Tensor, rows: slice) -> Tensor:
+    """These positions of x [B, T, C]; x itself, and no view of it, where they are all: attention knows it for one."""
+    return x if rows == slice(None) else x[:, rows]
 
 
 def look_across(r: Tensor, source: Tensor, sight: Sight, w: Weights, spec: Spec, probe: Silent) -> Tensor:

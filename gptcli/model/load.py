@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from gptcli.checkpoint import gguf
@@ -17,6 +17,7 @@ from gptcli.checkpoint.bind import Binding, Bound
 from gptcli.checkpoint.packed import Packing
 from gptcli.checkpoint.pickled import load as load_pickle
 from gptcli.checkpoint.safetensors import TensorInfo
+from gptcli.errors import GptcliError
 from gptcli.layout import Param
 from gptcli.model import ggml
 from gptcli.model.dequantise import dequantised
@@ -45,10 +46,19 @@ def reader() -> Callable[[TensorInfo, str], Tensor]:
         if info.file.suffix != ".safetensors":
             return load_pickle(info.file)[name]
         if info.file not in files:
-            files[info.file] = safe_open(info.file, framework="pt")
+            files[info.file] = _opened(info.file)
         return files[info.file].get_tensor(name)
 
     return read
+
+
+def _opened(file: Path) -> Any:
+    try:
+        return safe_open(file, framework="pt")
+    except SafetensorError as error:  # of a file whose header is sound: a path that is no UTF-8, most often
+        raise GptcliError(
+            f"{file}: the safetensors library refuses it ({error})", "give it a path in UTF-8", "file"
+        ) from None
 
 
 def stored_weights(
@@ -87,7 +97,8 @@ def stored_weights(
                 return unpack(bound)[rows]
             tensor = cut(read(info, bound.stored), bound)
             rows = rows.cpu() if isinstance(rows, Tensor) else rows
-            tensor = passing.pick(tensor, rows) if passing and isinstance(rows, Tensor) else tensor[rows]
+            few = isinstance(rows, Tensor) and rows.numel() < len(tensor)
+            tensor = passing.pick(tensor, rows) if passing and few else tensor[rows]
             if info.dtype in gguf.UNPACKED:
                 tensor = ggml.dequantised(tensor, info.dtype, dtype)
             if bound.plus:
@@ -113,9 +124,8 @@ class _Passing:
 
     def __init__(self):
         self.where, self.read = None, []
-        self.files: dict[
-            Path, list[Span]
-        ] = {}  # the reader keeps them open, and so mapped, as long as there are tensors
+        # The reader keeps them open, and so mapped, as long as there are tensors.
+        self.files: dict[Path, list[Span]] = {}
 
     def note(self, tensor: Tensor, file: Path) -> None:
         if file not in self.files:

@@ -25,6 +25,11 @@ def statistics(x: Tensor) -> Stats:
     return Stats(mean, (square / size) ** 0.5, float(x.abs().max()))
 
 
+def alone(x: Tensor) -> Tensor:
+    """x for who keeps it: a copy, where it is part of something larger that would stay in memory with it."""
+    return x.clone() if x.untyped_storage().nbytes() > x.nbytes else x
+
+
 def double(x: Tensor) -> Tensor:
     """x in float64, where its device has that; on the CPU otherwise."""
     return (x.cpu() if x.device.type == "mps" else x).double()

@@ -68,10 +68,11 @@ def norm(x: Tensor, w: Weights, name: str, spec: Spec) -> Tensor:
     part = spec.norm
     if isinstance(part, NoNorm):
         return x
-    weight = w.get(f"{name}.weight")
-    if isinstance(part, LayerNorm):  # the kernel itself takes half types' sums in float32
-        return F.layer_norm(x, x.shape[-1:], weight, w.get(f"{name}.bias"), part.eps)
-    h = x.to(wide(x.dtype))
+    weight, bias = w.get(f"{name}.weight"), w.get(f"{name}.bias")
+    h = x.to(wide(x.dtype))  # the kernel's own sums of half types lose digits where a row is nearly constant
+    if isinstance(part, LayerNorm):
+        weight, bias = (p if p is None else p.to(h.dtype) for p in (weight, bias))
+        return F.layer_norm(h, h.shape[-1:], weight, bias, part.eps).to(x.dtype)
     h = h * torch.rsqrt(h.square().mean(-1, keepdim=True) + part.eps)
     return (h if weight is None else h * (part.offset + weight.to(h.dtype))).to(x.dtype)
 

@@ -2,6 +2,7 @@
 
 import ctypes
 import mmap
+import os
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -22,11 +23,11 @@ def mapped(file: Path) -> list[Span]:
     """Where this process has a file mapped. Nowhere but on Linux."""
     if not sys.platform.startswith("linux"):
         return []
-    found, name = [], str(file.resolve())
-    for line in Path("/proc/self/maps").read_text().splitlines():
-        where, _, _, _, _, *path = line.split(maxsplit=5)
-        if path == [name]:
-            low, high = where.split("-")
+    found, name = [], os.fsencode(file.resolve())  # bytes: a name need not be text
+    for line in Path("/proc/self/maps").read_bytes().split(b"\n"):
+        where, *_, path = line.split(maxsplit=5) if line else (b"", b"")
+        if path == name:
+            low, high = where.split(b"-")
             found.append((int(low, 16), int(high, 16)))
     return found
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from gptcli.cost import Choice, bytes_text, kept, refuse_full, streamed
+from gptcli.cost import Choice, arrayed, bytes_text, kept, refuse_full, streamed
 from gptcli.errors import GptcliError
 from gptcli.render.common import fed, title
 from gptcli.render.files import write
@@ -19,7 +19,7 @@ def check_room(file: Path, room: Room, paths: list[str]) -> None:
     if file.suffix == ".npy":
         if len(paths) > 1:
             raise GptcliError(f"-o {file}: one array, and {len(paths)} activations", "name one by --at", "output")
-        room.refuse(Choice(f"-o {file}", written), Choice("-o FILE.safetensors", held))
+        room.refuse(Choice(f"-o {file}", arrayed(room.size, paths[0])), Choice("-o FILE.safetensors", held))
     else:
         room.refuse(Choice(f"-o {file}", held), otherwise="choose smaller ones by --at, or a shorter text")
     refuse_full(file, written)

@@ -178,7 +178,7 @@ def capture_report(run: Run, paths: list[str], names: Names, file: Path) -> Capt
         **run.told(),
         file=str(file),
         digest=digest(run),
-        held_bytes=cost.streamed(size, paths.__contains__),
+        held_bytes=cost.arrayed(size, paths[0]) if file.suffix == ".npy" else cost.streamed(size, paths.__contains__),
         written_bytes=file.stat().st_size,
         activations=found,
     )
