@@ -395,6 +395,18 @@ def test_every_command_names_it_and_ends_with_1(words, bad, spoiled):
     assert ran.status == 1 and f"finding not-finite: {line}weight layers.1.attn.k.bias[8] is {value}" in ran.err
 
 
+@pytest.mark.parametrize("at, suffix", [("*.pattern", "safetensors"), ("*", "safetensors"), ("embed", "npy")])
+def test_a_file_is_written_whole_and_the_command_ends_with_1(at, suffix, spoiled, tmp_path):
+    folder = spoiled("transformer.h.1.attn.c_attn.bias", 40, NAN)
+    file = tmp_path / f"x.{suffix}"
+    words = ("trace", "--at", at, "-o", file, "--force", TEXT)
+    ran = run(*words, "-m", folder)
+    assert ran.status == 1 and "finding not-finite: NaN is born in layers.1.attn.k (layer 2), token 0" in ran.err
+    written = file.stat().st_size
+    assert run(*words, "-m", spoiled("transformer.h.1.attn.c_attn.bias", 40, 0.5)).status == 0
+    assert abs(written - file.stat().st_size) < 300  # two names of folders
+
+
 def test_a_sound_model_ends_with_0(spoiled):
     folder = spoiled("transformer.h.1.attn.c_attn.bias", 40, 0.5)
     for command in ("forward", "topk", "score", "trace", "lens"):

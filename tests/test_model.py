@@ -120,6 +120,14 @@ def test_half_types_norm_in_float32_and_round_once(dtype, part):
     assert ((found.double() - exact).abs() <= half_a_step * exact.abs() * 1.001 + 1e-6).all()
 
 
+@pytest.mark.parametrize("dtype, number", [(BF16, 3.0e4), (F16, 6.0e4), (F16, 0.1)])
+def test_a_row_of_one_number_is_normed_to_the_bias(dtype, number):
+    """What is taken from its mean is nothing, in half types too."""
+    x, bias = torch.full((2, 768), number, dtype=dtype), drawn(768, seed=2, dtype=dtype)
+    found = normed(x, {"kind": "layernorm"}, torch.ones(768, dtype=dtype), bias)
+    torch.testing.assert_close(found, bias.expand(2, 768), atol=2e-2, rtol=0)
+
+
 # Rotation
 
 

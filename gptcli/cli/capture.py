@@ -148,9 +148,8 @@ class FileOptions:
         files = self.outputs(out)
         for file in files:
             check_room(file, self.room(out, run), paths)
-        for file in files:
-            write_activations(file, run, paths)
-        return capture_report(run, paths, names, files[0])
+        found = [write_activations(file, run, paths) for file in files]
+        return capture_report(run, paths, names, files[0], found[0])
 
     def told(self, report: "CaptureReport") -> None:
         """A line of what was written, where the report that is shown is another one."""

@@ -7,6 +7,7 @@ from gptcli.errors import GptcliError
 from gptcli.render.common import fed, title
 from gptcli.render.files import write
 from gptcli.render.screen import Screen
+from gptcli.report import Finding
 from gptcli.report.capture import CaptureReport, array, stream
 from gptcli.report.room import Room
 from gptcli.run import Run
@@ -25,18 +26,26 @@ def check_room(file: Path, room: Room, paths: list[str]) -> None:
     refuse_full(file, written)
 
 
-def write_activations(file: Path, run: Run, paths: list[str]) -> None:
-    """Runs the model and writes the activations: `.safetensors` as they are born, `.npy` the one there is."""
-    if file.suffix == ".safetensors":
-        write(file, lambda draft: stream(run, paths, draft))
-        return
-    import numpy
+def write_activations(file: Path, run: Run, paths: list[str]) -> list[Finding]:
+    """Runs the model and writes the activations: `.safetensors` as they are born, `.npy` the one there is.
+
+    Gives what the run found: where NaN was born.
+    """
+    found: list[Finding] = []
 
     def writer(draft: Path) -> None:
+        if file.suffix == ".safetensors":
+            found.extend(stream(run, paths, draft))
+            return
+        import numpy
+
+        numbers, findings = array(run, paths[0])
+        found.extend(findings)
         with draft.open("wb") as handle:
-            numpy.save(handle, array(run, paths[0]))
+            numpy.save(handle, numbers)
 
     write(file, writer)
+    return found
 
 
 def draw(report: CaptureReport, screen: Screen) -> None:

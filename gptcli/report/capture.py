@@ -15,7 +15,7 @@ needs it to tell the bias of each key.
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from math import prod
@@ -27,8 +27,9 @@ from gptcli.checkpoint.safetensors import FLOATS, read_header
 from gptcli.count import ITEM_BYTES
 from gptcli.errors import GptcliError
 from gptcli.names import Names
-from gptcli.report import ModelFacts, RunReport
+from gptcli.report import Finding, ModelFacts, RunReport
 from gptcli.report.edits import At, Edited
+from gptcli.report.proof import findings as run_findings
 from gptcli.report.view import Attending, at_head, heads_of, layer_path, layers_of
 from gptcli.run import Run
 from gptcli.source import Model
@@ -113,8 +114,8 @@ def notes_of(run: Run, paths: list[str]) -> dict[str, str]:
     return plain | {name: json.dumps(value, allow_nan=False) for name, value in told.items()}
 
 
-def stream(run: Run, paths: list[str], draft: Path) -> None:
-    """Runs the model once and writes these activations to the file, each when it is born."""
+def stream(run: Run, paths: list[str], draft: Path) -> list[Finding]:
+    """Runs the model once and writes these activations to the file, each when it is born; what the run found."""
     from gptcli.model.stream import Stream, header
 
     wanted, size = set(paths), size_of(run)
@@ -127,18 +128,19 @@ def stream(run: Run, paths: list[str], draft: Path) -> None:
         probe = Stream(file, slots)
         for name, table in tables.items():
             probe.write(name, table)
-        run.forward("all", probe, head=run.needs_head(wanted.__contains__))
+        x = run.forward("all", probe, head=run.needs_head(wanted.__contains__))
         probe.check()
+    return run_findings(run, (), x)
 
 
-def array(run: Run, path: str) -> Any:
-    """One activation as an array of numpy, which knows no bfloat16: float32 stands for it."""
+def array(run: Run, path: str) -> tuple[Any, list[Finding]]:
+    """One activation as an array of numpy, which knows no bfloat16: float32 stands for it; and what the run found."""
     import torch
 
     recorder = Recorder(path)
-    run.forward("all", recorder, head=run.needs_head(recorder.wants))
+    final = run.forward("all", recorder, head=run.needs_head(recorder.wants))
     x = recorder.kept[path].cpu()
-    return (x.float() if x.dtype == torch.bfloat16 else x).contiguous().numpy()
+    return (x.float() if x.dtype == torch.bfloat16 else x).contiguous().numpy(), run_findings(run, (), final)
 
 
 def _bias_tables(run: Run) -> Iterator[tuple[str, "Tensor"]]:
@@ -166,8 +168,10 @@ def _named(run: Run, names: Names, wanted: str) -> list[str]:
     return names.select("--at", f"layers.{layer}.*")
 
 
-def capture_report(run: Run, paths: list[str], names: Names, file: Path) -> CaptureReport:
-    """What was written to a file."""
+def capture_report(
+    run: Run, paths: list[str], names: Names, file: Path, findings: Sequence[Finding] = ()
+) -> CaptureReport:
+    """What was written to a file. findings: what the run that was written found."""
     size, found = size_of(run), []
     for path, axes, shape in size.points():
         if path in paths:
@@ -181,6 +185,7 @@ def capture_report(run: Run, paths: list[str], names: Names, file: Path) -> Capt
         held_bytes=cost.arrayed(size, paths[0]) if file.suffix == ".npy" else cost.streamed(size, paths.__contains__),
         written_bytes=file.stat().st_size,
         activations=found,
+        findings=list(findings),
     )
 
 
