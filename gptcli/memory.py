@@ -19,7 +19,7 @@ from gptcli.spec import Experts, LayerNorm, NoMLP, NoNorm, Relative, Rope, Spec
 
 Rows = Literal["all", "last"]
 Alive = dict[str, int]  # bytes by name: an activation's as `trace` has it, or what a temporary is
-HEAD_BLOCK = 512  # rows of the head that half types turn into float32 at once: they stay in the processor's cache
+HEAD_BLOCK = 1024  # rows of the head that half types turn into float32 at once: they stay in the processor's cache
 QUERY_BLOCK = 128  # queries that attention takes at once, where its kernel needs a mask
 
 

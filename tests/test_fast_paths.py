@@ -131,9 +131,9 @@ def test_matrices_that_only_happen_to_follow_are_not_one():
 
 
 LARGE = {
-    "rows": lambda: drawn(512, 512),
-    "columns": lambda: drawn(512, 512).T,
-    "columns of a fused one": lambda: drawn(512, 1536).T[512:1024],
+    "rows": lambda: drawn(1100, 1000),
+    "columns": lambda: drawn(1000, 1100).T,
+    "columns of a fused one": lambda: drawn(1000, 2200).T[1100:],
 }
 
 
@@ -141,7 +141,7 @@ LARGE = {
 @pytest.mark.parametrize("lie", LARGE)
 def test_few_rows_of_a_large_weight(kernel, lie, rows, of):
     """oneDNN from the first row on, but for one row of a weight that lies by columns."""
-    x, weight = drawn(1, rows, 512, seed=1), LARGE[lie]()
+    x, weight = drawn(1, rows, 1000, seed=1), LARGE[lie]()
     y, fast = product_by(x, weight)
     assert error(y, x.double() @ weight.double().T) < 1e-6
     assert fast == (kernel == "onednn" and kernels.is_known() and lie in of)

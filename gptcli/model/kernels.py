@@ -15,8 +15,8 @@ from torch import Tensor
 
 from gptcli.errors import GptcliError
 
-FEW = 8  # with fewer rows, and a weight of fewer numbers than LARGE, making oneDNN's kernel takes longer than it spares
-LARGE = 1 << 18
+FEW = 8  # with fewer rows, and a weight of no more numbers than LARGE, calling oneDNN takes longer than it spares
+LARGE = 1 << 20
 MANY = 256  # with so many rows, a copy of a weight that lies with gaps pays: oneDNN has no fast kernel for gaps
 
 
@@ -52,7 +52,7 @@ def pays(rows: int, weight: Tensor) -> bool:
             return rows >= MANY
         case "columns" if rows == 1:
             return False
-    return rows >= FEW or weight.numel() >= LARGE
+    return rows >= FEW or weight.numel() > LARGE
 
 
 def lies(weight: Tensor) -> Literal["rows", "columns", "gaps"]:
