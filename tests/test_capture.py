@@ -1,8 +1,10 @@
 """`trace -o x.safetensors`, `trace --from`: what a run held is in the file, and is shown again as the run showed it."""
 
 import json
+import os
 import re
 import struct
+import sys
 from functools import cache
 from pathlib import Path
 
@@ -249,6 +251,16 @@ def test_writing_changes_no_bit_and_holds_some_queries_at_a_time(name, tmp_path,
     assert load_file(tmp_path / "x.safetensors").keys() == tensors.keys()
     queries = [shape[2] for path, shape in parts if path.endswith((".scores", ".pattern", ".sink"))]
     assert set(queries) <= {4, 3, 1} and {4, 1} <= set(queries)  # 9 are 4, 4 and 1; 11 are 4, 4 and 3
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems' names are text")
+def test_a_file_whose_name_is_no_text_is_refused_in_a_line(tmp_path):
+    file, named = tmp_path / "x.safetensors", Path(os.fsdecode(os.fsencode(tmp_path) + b"/x\xff.safetensors"))
+    assert run("trace", "Cats sit on", "-o", file, "-q").status == 0
+    file.rename(named)
+    for words in (("--from", named), ("Cats sit on", "--patch", f"{named}:layers.0.attn.z")):
+        ran = run("trace", *words)
+        assert ran.status == 2 and "give it a path in UTF-8" in ran.err and ran.err.count("\n") == 1
 
 
 def test_an_array_of_one_activation(toy, tmp_path):

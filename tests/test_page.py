@@ -27,22 +27,13 @@ from gptcli.report.page_codes import codes
 from gptcli.report.page_plan import LEVELS, LIMIT, Plan, row_bits
 from tests.command import gptcli as run
 from tests.oracle import save_toy
+from tests.test_maps import TOY
 from tests.test_trace_families import IDS, SOURCE_IDS, TOYS, auto
 
 CHROMIUM = Path("/usr/bin/chromium")
 CATS = json.loads((Path(__file__).parent / "data/golden.json").read_text(encoding="utf-8"))["cats"]
 WORDS = ("Cats", "sit", "on")
-GROUPED = """\
-vocab_size: 32
-context_length: 2048
-hidden_size: 16
-n_layers: 2
-position: {kind: rope}
-norm: {kind: rmsnorm}
-attention: {n_heads: 8, n_kv_heads: 2, head_dim: 4MORE}
-mlp: {kind: dense, size: 8, activation: relu}
-lm_head: {tied: true}
-"""
+GROUPED = TOY.replace("CONTEXT", "2048")
 HOSTILE = {  # a token's text, and as it is shown
     "</script><script>alert(1)</script>": "</script><script>alert(1)</script>",
     "<b>bold</b>": "<b>bold</b>",

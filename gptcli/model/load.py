@@ -46,13 +46,14 @@ def reader() -> Callable[[TensorInfo, str], Tensor]:
         if info.file.suffix != ".safetensors":
             return load_pickle(info.file)[name]
         if info.file not in files:
-            files[info.file] = _opened(info.file)
+            files[info.file] = opened(info.file)
         return files[info.file].get_tensor(name)
 
     return read
 
 
-def _opened(file: Path) -> Any:
+def opened(file: Path) -> Any:
+    """A .safetensors file, mapped. Raises GptcliError where the library takes it not."""
     try:
         return safe_open(file, framework="pt")
     except SafetensorError as error:  # of a file whose header is sound: a path that is no UTF-8, most often

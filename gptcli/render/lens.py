@@ -1,15 +1,13 @@
 """`lens` in a terminal: a grid of layers and positions, the last layer on top, or one position opened."""
 
-from functools import singledispatch
 from itertools import groupby, zip_longest
 from typing import NamedTuple
 
 from rich.cells import cell_len
 
-from gptcli.render.common import fed, rank, title
+from gptcli.render.common import by_type, fed, rank, title
 from gptcli.render.screen import Part, Screen
 from gptcli.render.shades import in_color, shade
-from gptcli.report import Report
 from gptcli.report.lens import Cell, LensReport, PositionReport, Reading
 from gptcli.report.maps import Scale
 from gptcli.report.proof import Check
@@ -19,16 +17,7 @@ GAP = 2  # blanks between columns
 PROBABILITIES = Scale(kind="linear", low=0.0, high=1.0)
 
 
-@singledispatch
-def draw(report: Report, screen: Screen) -> None:
-    """Prints the report to the screen."""
-    raise TypeError(f"no rendering for {type(report).__name__}")
-
-
-@singledispatch
-def verdict(report: Report) -> str:
-    """What `-q` prints: tokens of the last layer, or of every layer at one position, from the last."""
-    raise TypeError(f"no rendering for {type(report).__name__}")
+draw, verdict = by_type()  # the verdict: tokens of the last layer, or of every layer at one position, from the last
 
 
 @draw.register

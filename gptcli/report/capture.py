@@ -204,13 +204,12 @@ class Tensors:
         self.path, self.said, self.unnamed = path, said, path.suffix == ".npy"
         self.infos, self.notes = {}, {}
         if not self.unnamed:
-            from safetensors import safe_open
+            from gptcli.model.load import opened
 
             try:
-                self.infos = read_header(path)
+                self.infos, self.file = read_header(path), opened(path)
             except GptcliError as error:
                 raise GptcliError(f"{said}: {error.message}", error.hint, error.code) from None
-            self.file = safe_open(path, "pt")
             self.notes = self.file.metadata() or {}
 
     def __contains__(self, name: str) -> bool:
